@@ -1,0 +1,167 @@
+"""The plain data that passes between the core, the executor and the engine layer, and the two protocols.
+
+Standard library only. Everything here can cross a process boundary.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.core.sampling_params import SamplingParams
+
+
+class FinishReason(str, enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreConfig:
+    """All that the core must know, resolved; no None that means "choose for me".
+
+    kv_group_windows: one entry a KV cache group; None attends to everything, a number is its sliding window in
+                      tokens. A group is a set of layers that share one block table; all groups draw their blocks
+                      from the one pool. A plain Llama has one group (None,).
+    num_blocks:       blocks in the pool, each of `block_size` tokens for one group
+    policy:           "fcfs" or "priority"
+    """
+
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_group_windows: tuple[int | None, ...] = (None,)
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduledSequence:
+    """One sequence's share of a step. The lists are the core's own: the executor reads them and keeps none.
+
+    token_ids:            prompt and generated tokens so far
+    num_prompt_tokens:    how many of them are the prompt
+    num_computed_tokens:  positions [num_computed_tokens, num_computed_tokens + num_scheduled_tokens) are computed now
+    num_written_tokens:   positions below it already have their keys and values in the cache (a full prefix hit, a
+                          forked sibling): they are recomputed for their logits but must not be written again
+    block_tables:         one list of block ids a KV cache group; -1 where a sliding window has let a block go
+    is_sampling:          the last scheduled position's logits are sampled
+    seed:                 of this sequence: request seed and index already mixed
+    banned_token_ids:     never sampled in this step (end tokens before min_tokens)
+    """
+
+    seq_id: int
+    token_ids: SequenceABC[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    num_written_tokens: int
+    block_tables: list[list[int]]
+    is_sampling: bool
+    sampling_params: SamplingParams
+    seed: int
+    banned_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerOutput:
+    """The plan of one step.
+
+    block_copies:     (source, destination) block ids, done before anything is written (copy on write of a shared tail)
+    finished_seq_ids: sequences that ended or were aborted since the last step; the executor drops what it keeps of them
+    """
+
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    finished_seq_ids: list[int] = field(default_factory=list)
+    preempted_seq_ids: list[int] = field(default_factory=list)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(sequence.num_scheduled_tokens for sequence in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logs from the raw logits (float32). `top` is best first: (token_id, logprob); ties by lower id."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRunnerOutput:
+    """token_ids: seq_id to the sampled token, for every scheduled sequence with is_sampling that did not fail.
+    logprobs:  seq_id to its TokenLogprobs, where they were asked for
+    failures:  seq_id to a sentence; those sequences end with FinishReason.ERROR, the others are not disturbed
+    """
+
+    token_ids: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step. May raise: the core then runs the sequences one by one, and only those that fail alone end."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceOutput:
+    """What one step did to one sequence.
+
+    index:           which of the request's n generations
+    stop_reason:     the stop token's id when a token of stop_token_ids ended it, else None
+    num_cached_tokens: prompt tokens found in the prefix cache at the first admission
+    is_final:        the request is over with this output (all n have ended); sent exactly once per accepted request
+    error:           a sentence, with FinishReason.ERROR
+    """
+
+    request_id: str
+    index: int
+    new_token_ids: list[int] = field(default_factory=list)
+    new_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    is_final: bool = False
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepStats:
+    """Gauges after a step, and what the step added to the counters. The engine loop adds the times.
+
+    A block is free (nobody's, empty or forgotten), cached (nobody's, but holds a known prefix), or used (in a table);
+    free + cached + used = total, and unowned (used, but in no table) is 0 unless we have a bug.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_used_blocks: int = 0
+    num_scheduled_tokens: int = 0
+    num_prompt_tokens: int = 0  # computed in this step
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_prefix_query_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    num_prefix_hit_tokens: int = 0
+    step_time_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    outputs: list[SequenceOutput] = field(default_factory=list)
+    stats: StepStats = field(default_factory=StepStats)

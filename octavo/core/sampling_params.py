@@ -1,0 +1,125 @@
+"""How to generate: `SamplingParams`, checked when made. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from octavo.errors import InvalidRequestError
+
+# The largest number of alternatives reported for each token; OpenAI's limit for top_logprobs.
+MAX_LOGPROBS = 20
+MAX_N = 128
+_SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling settings; immutable, with the names and defaults of vLLM.
+
+    n:                  generations for the prompt, 1 to 128; they share the prompt's blocks
+    temperature:        0 is greedy; at most 2 by OpenAI's rule is checked by the server, here only >= 0 and finite
+    top_p:              in (0, 1]; 1 is off
+    top_k:              0 or -1 is off
+    min_p:              in [0, 1]; 0 is off
+    seed:               None lets the engine draw one; the random numbers depend on (seed, index, position) only
+    max_tokens:         None means up to the model's window
+    min_tokens:         no end-of-sequence token, stop token or stop string before this many
+    stop:               texts that end the generation; not part of the output
+    stop_token_ids:     tokens that end the generation, beside the model's own end-of-sequence tokens
+    ignore_eos:         go on after the model's end-of-sequence tokens
+    presence_penalty, frequency_penalty: in [-2, 2], over the generated tokens
+    repetition_penalty: > 0, over prompt and generated tokens (Keskar et al. 2019); 1 is off
+    logprobs:           None for none, else the number of alternatives (0 to 20) beside the sampled token's own,
+                        all from the model's raw logits, before penalties and temperature
+    skip_special_tokens: leave special tokens out of the text
+
+    Raises InvalidRequestError, with the field's name as `param`.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        if isinstance(self.stop, str):
+            set_field(self, "stop", (self.stop,))
+        set_field(self, "stop", tuple(self.stop or ()))
+        set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.top_k == -1:
+            set_field(self, "top_k", 0)
+
+        _check_int("n", self.n, 1, MAX_N)
+        _check_number("temperature", self.temperature, 0.0, math.inf)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            _refuse("top_p", self.top_p, "it must be above 0 and at most 1")
+        _check_int("top_k", self.top_k, 0, 2**31 - 1, hint="use 0 or -1 to turn it off")
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, _SEED_MIN, _SEED_MAX)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"it must be at most max_tokens, which is {self.max_tokens}")
+        for text in self.stop:
+            if not isinstance(text, str):
+                _refuse("stop", text, "each stop must be a string")
+            if not text:
+                _refuse("stop", text, "a stop string must not be empty")
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        _check_bool("ignore_eos", self.ignore_eos)
+        _check_bool("skip_special_tokens", self.skip_special_tokens)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        if self.repetition_penalty == 0.0:
+            _refuse("repetition_penalty", self.repetition_penalty, "it must be above 0; 1 turns it off")
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _refuse(param: str, value: object, rule: str) -> None:
+    raise InvalidRequestError(f"{param} is {value!r}, but {rule}.", param=param, value=value)
+
+
+def _check_int(param: str, value: object, low: int, high: int, hint: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        _refuse(param, value, "it must be an integer")
+    elif not low <= value <= high:
+        _refuse(param, value, f"it must be between {low} and {high}" + (f" ({hint})" if hint else ""))
+
+
+def _check_number(param: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        _refuse(param, value, "it must be a number")
+    elif not math.isfinite(value):
+        _refuse(param, value, "it must be finite")
+    elif not low <= value <= high:
+        limit = f"it must be at least {low:g}" if high == math.inf else f"it must be between {low:g} and {high:g}"
+        _refuse(param, value, limit)
+
+
+def _check_bool(param: str, value: object) -> None:
+    if not isinstance(value, bool):
+        _refuse(param, value, "it must be true or false")

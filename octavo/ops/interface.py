@@ -1,0 +1,275 @@
+"""The whole device contract: what a backend must offer to the models, stated once.
+
+Backends: `reference` (NumPy, float32, obviously right), `cpu` (NumPy arrays and our C++ kernels); later `cuda`.
+An array below is whatever the backend's arrays are; models pass them on and may slice and reshape them, no more.
+Activations are float32 on reference and cpu.
+
+Batch invariance is part of the contract: one row's result may depend on the shapes of the weights, on that row's own
+input and on its own sequence's context, and on nothing else - not on how many other rows are in the call, on how the
+prompt was cut into chunks, on the numbers of the blocks, or on the number of threads. Bit for bit.
+
+Imports NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = Any  # the backend's array type
+Weight = Any  # a backend's packed weight matrix, made by `pack_weight`
+LayerCache = Any  # a backend's key and value memory of one layer, made by `allocate_layer_cache`
+
+QUANT_GROUP_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQuantized:
+    """A weight matrix [N, K] in integer codes: w[n, k] = scale[n, k // 32] * codes[n, k] + minimum[n, k // 32].
+
+    codes:   [N, K] uint8 for bits 4 (0 to 15); int8 for bits 8 (-128 to 127)
+    scale:   [N, K / 32] float32
+    minimum: [N, K / 32] float32, or None for zero
+    bits:    4 or 8
+    """
+
+    codes: np.ndarray
+    scale: np.ndarray
+    minimum: np.ndarray | None
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape  # type: ignore[return-value]
+
+    def dequantize(self) -> np.ndarray:
+        """[N, K] float32; the exact meaning of the codes."""
+        num_rows, num_columns = self.codes.shape
+        grouped = self.codes.astype(np.float32).reshape(num_rows, -1, QUANT_GROUP_SIZE) * self.scale[:, :, None]
+        if self.minimum is not None:
+            grouped += self.minimum[:, :, None]
+        return grouped.reshape(num_rows, num_columns)
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16:
+    """A bfloat16 array, which NumPy does not have: `bits` is uint16, the upper half of the float32."""
+
+    bits: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.bits.shape
+
+    def to_float32(self) -> np.ndarray:
+        return (self.bits.astype(np.uint32) << 16).view(np.float32)
+
+
+# One tensor of a checkpoint as `weights` hands it over: float32 or float16 arrays as they are.
+WeightData = np.ndarray | GroupQuantized | BFloat16
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """Where the tokens of one step live, for one KV cache group.
+
+    query_start:  [num_seqs + 1] int32; the rows of sequence s are [query_start[s], query_start[s + 1])
+    context_lens: [num_seqs] int32; tokens in the cache once this step's are written. Row i of sequence s has the
+                  position context_lens[s] - num_rows(s) + i and sees the positions up to and including its own
+                  (with a sliding window w: the last w of them, its own included)
+    block_tables: [num_seqs, max_blocks] int32; -1 where there is no block, or where a window let it go
+    slot_mapping: [num_tokens] int64; block_id * block_size + offset of each row, -1 for a row that is not written
+    """
+
+    query_start: Array
+    context_lens: Array
+    block_tables: Array
+    slot_mapping: Array
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """What `model(ops, batch, kv_cache)` reads. All rows of all scheduled sequences, flat, in order.
+
+    token_ids:   [num_tokens] int32
+    positions:   [num_tokens] int32
+    attention:   one AttentionBatch a KV cache group
+    layer_group: for each layer, the index of its group
+    logits_rows: [num_logits] int32; the rows whose logits are wanted
+    """
+
+    token_ids: Array
+    positions: Array
+    attention: list[AttentionBatch]
+    layer_group: Sequence[int]
+    logits_rows: Array
+
+
+@dataclass(slots=True)
+class PenaltyRows:
+    """Penalties of the few rows that have any, in compressed rows: row rows[i] has the tokens
+    token_ids[start[i]:start[i + 1]] (each once), with the number of times it was generated.
+
+    rows:          [P] int32, indexes into the logits
+    start:         [P + 1] int32
+    token_ids:     [start[P]] int32, the distinct tokens of prompt and generation
+    output_counts: [start[P]] int32, 0 for a token that is in the prompt only
+    presence, frequency, repetition: [P] float32
+    """
+
+    rows: Array
+    start: Array
+    token_ids: Array
+    output_counts: Array
+    presence: Array
+    frequency: Array
+    repetition: Array
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """How to sample each of R rows of logits.
+
+    temperature:  [R] float32; 0 is greedy (the lowest id among equals)
+    top_k:        [R] int32; 0 is off
+    top_p, min_p: [R] float32; 1 and 0 are off
+    random:       [R] float64, uniform in [0, 1), made by the executor from (seed, position)
+    num_logprobs: [R] int32; -1 for none, else the number of best alternatives wanted
+    penalties:    None when no row has any
+    banned:       None, or (rows [B] int32, token_ids [B] int32): pairs that must not be sampled
+    """
+
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+    random: Array
+    num_logprobs: Array
+    penalties: PenaltyRows | None = None
+    banned: tuple[Array, Array] | None = None
+
+
+@dataclass(slots=True)
+class SampledRows:
+    """token_ids:    [R] int32
+    logprobs:     [R] float32, of the sampled token, from the raw logits; 0 where num_logprobs is -1
+    top_ids:      [R, max(num_logprobs)] int32, best first, ties by lower id; -1 beyond a row's own number
+    top_logprobs: [R, max(num_logprobs)] float32
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+
+class Ops(Protocol):
+    """A backend. Raises ShapeError when arrays do not fit together."""
+
+    name: str
+
+    # --- weights and caches, at load time ---------------------------------------------------------------------
+
+    def pack_weight(self, parts: Sequence[WeightData], dtype: str = "auto") -> Weight:
+        """Pack the matrices [N_i, K] into one weight [sum N_i, K] whose outputs lie side by side.
+
+        dtype: "auto" keeps what the checkpoint has (4- or 8-bit codes, float16, bfloat16, float32);
+               "float32", "float16", "bfloat16" convert. Parts may be of different kinds.
+        A packed weight has .shape (N, K), .num_bytes and .dtype ("q4", "q8", "float32", ... or "mixed").
+        """
+        ...
+
+    def to_device(self, array: np.ndarray) -> Array:
+        """Vectors and tables (norm weights, biases, rotary tables, index arrays), kept in their dtype."""
+        ...
+
+    def allocate_layer_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> LayerCache:
+        """One layer's keys and values for every block of the pool; dtype "float16" or "float32".
+
+        Memory is committed by the operating system as blocks are first written. Has .num_bytes.
+        """
+        ...
+
+    # --- the forward pass -------------------------------------------------------------------------------------
+
+    def embedding(self, weight: Weight, token_ids: Array, scale: float = 1.0) -> Array:
+        """[num_tokens] int32 -> [num_tokens, K] float32, each row of the weight times `scale`."""
+        ...
+
+    def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
+        """x [num_tokens, K] @ weight^T (+ bias [N]) -> [num_tokens, N]. Quantized weights may quantize x per row and
+        group of 32 to 8 bits."""
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis; any leading shape. weight [H] is the full factor
+        (a model whose checkpoint stores w - 1 adds the 1 at load). Zhang and Sennrich 2019."""
+        ...
+
+    def add_rms_norm(self, x: Array, residual: Array, weight: Array, eps: float) -> Array:
+        """residual += x, in place; returns rms_norm(residual)."""
+        ...
+
+    def add(self, x: Array, residual: Array) -> Array:
+        """residual += x, in place; returns residual."""
+        ...
+
+    def rotary_embedding(self, query: Array, key: Array, positions: Array, cos_sin: Array) -> None:
+        """Rotate in place. query [T, num_heads, head_dim], key [T, num_kv_heads, head_dim], rows may be strided views
+        (contiguous in the last two axes). cos_sin [max_positions, rotary_dim] float32: cosines in the first half,
+        sines in the second. Dimension i pairs with i + rotary_dim / 2 (the Hugging Face layout). Su et al. 2021."""
+        ...
+
+    def silu_and_mul(self, gate_up: Array) -> Array:
+        """[T, 2 * I] -> [T, I]: silu(gate) * up, gate in the first half."""
+        ...
+
+    def gelu_and_mul(self, gate_up: Array) -> Array:
+        """[T, 2 * I] -> [T, I]: gelu_tanh(gate) * up (the tanh approximation)."""
+        ...
+
+    def write_kv(self, key: Array, value: Array, cache: LayerCache, slot_mapping: Array) -> None:
+        """Store keys and values [T, num_kv_heads, head_dim] at their slots, in place; -1 skips the row.
+        Kwon et al. 2023, section 4."""
+        ...
+
+    def paged_attention(
+        self,
+        query: Array,
+        cache: LayerCache,
+        attention: AttentionBatch,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> Array:
+        """Causal attention of query [T, num_heads, head_dim] over the cache -> [T, num_heads, head_dim].
+
+        Prefill chunks and single decode rows are mixed freely. Query head h reads key head
+        h // (num_heads / num_kv_heads). soft_cap c: scores become c * tanh(score / c)."""
+        ...
+
+    def copy_blocks(self, caches: Sequence[LayerCache], pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer's cache, in the order given."""
+        ...
+
+    def take_rows(self, x: Array, rows: Array) -> Array:
+        """x[rows] as a new array; rows [R] int32."""
+        ...
+
+    # --- after the forward pass -------------------------------------------------------------------------------
+
+    def sample(self, logits: Array, batch: SamplingBatch) -> SampledRows:
+        """One token for each row of logits [R, vocab_size] float32, which are changed in place.
+
+        In this order: log-probabilities of the raw row where wanted; banned tokens; repetition penalty (positive
+        logits divided, negative multiplied), frequency and presence penalty; temperature; top-k; top-p (the smallest
+        set of best tokens whose probability reaches top_p); min-p (at least min_p times the best probability); then
+        the first token in order of id at which the running sum of kept probability exceeds random * total.
+        A row with a NaN, or with no token left, gives token id -1; the executor reports it as that sequence's failure.
+        """
+        ...
