@@ -1,0 +1,109 @@
+"""Bit-identical answers, whatever the engine does besides: the promise that Octavo is built around.
+
+Twelve prompts on the real SmolLM2, greedy and seeded, with log-probabilities: alone, together, in small chunks, with the
+prefix cache off, cold and warm, and in a pool so small that sequences are preempted, must give the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+
+NUM_TOKENS = 40
+MAX_MODEL_LEN = 2048
+Answer = tuple[list[int], list[dict[int, float]]]
+
+
+def prompts_of(golden: dict[str, Any]) -> list[list[int]]:
+    return [case["prompt_token_ids"] for case in golden["cases"]]
+
+
+def params_of(num_prompts: int) -> list[SamplingParams]:
+    """Every second one greedy, the others drawn with a seed and filters of their own."""
+    greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logprobs=5, ignore_eos=True)
+    return [
+        greedy
+        if index % 2 == 0
+        else SamplingParams(
+            temperature=0.8, top_p=0.95, seed=index, max_tokens=NUM_TOKENS, logprobs=5, ignore_eos=True,
+            repetition_penalty=1.1 if index % 3 == 0 else 1.0,
+        )
+        for index in range(num_prompts)
+    ]  # fmt: skip
+
+
+def answers(outputs: list[Any]) -> list[Answer]:
+    """Token ids and every reported log-probability, as exact floats."""
+    return [
+        (
+            list(output.outputs[0].token_ids),
+            [{token: entry.logprob for token, entry in step.items()} for step in output.outputs[0].logprobs],
+        )
+        for output in outputs
+    ]
+
+
+def run(engine: LLM, prompts: list[list[int]]) -> list[Answer]:
+    return answers(engine.generate(prompts, params_of(len(prompts)), use_tqdm=False))
+
+
+@pytest.fixture(scope="module")
+def prompts(golden_smollm2: Any) -> list[list[int]]:
+    return prompts_of(golden_smollm2)
+
+
+def engine_of(path: Any, **options: Any) -> LLM:
+    return LLM(model=str(path), max_model_len=MAX_MODEL_LEN, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2_gguf: Any, prompts: list[list[int]]) -> list[Answer]:
+    """Each prompt by itself, with nothing cached."""
+    engine = engine_of(smollm2_gguf, enable_prefix_caching=False)
+    params = params_of(len(prompts))
+    outputs = [engine.generate([p], [s], use_tqdm=False)[0] for p, s in zip(prompts, params, strict=True)]
+    return answers(outputs)
+
+
+def test_all_at_once(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]) -> None:
+    assert run(engine_of(smollm2_gguf, enable_prefix_caching=False), prompts) == alone
+
+
+def test_chunks_of_32_tokens(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]) -> None:
+    assert run(engine_of(smollm2_gguf, max_num_batched_tokens=32, max_num_seqs=16), prompts) == alone
+
+
+def test_prefix_cache_cold_and_warm(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]) -> None:
+    engine = engine_of(smollm2_gguf, enable_prefix_caching=True)
+    assert run(engine, prompts) == alone
+    warm = engine.generate(prompts, params_of(len(prompts)), use_tqdm=False)
+    assert sum(output.num_cached_tokens for output in warm) > 1000
+    assert answers(warm) == alone
+
+
+# SmolLM2-135M: 30 layers, keys and values, 3 heads of 64, float16, 16 tokens.
+BLOCK_BYTES = 30 * 2 * 3 * 64 * 2 * 16
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_a_pool_so_small_that_sequences_are_preempted(
+    smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer], enable_prefix_caching: bool
+) -> None:
+    # The long prompt alone needs 74 blocks (1,132 + 40 tokens), the eleven short ones about 55.
+    engine = LLM(
+        model=str(smollm2_gguf),
+        max_model_len=1200,
+        kv_cache_memory_bytes=76 * BLOCK_BYTES,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    assert run(engine, prompts) == alone
+    assert engine.stats().num_preemptions_total > 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_number_of_threads(
+    smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer], threads: int
+) -> None:
+    assert run(engine_of(smollm2_gguf, threads=threads), prompts) == alone
