@@ -1,0 +1,274 @@
+"""Messages to a prompt: the model's own jinja template, rendered in a sandbox, and from there to tokens.
+
+The template is the only source of control tokens in a chat prompt. Markers such as <|im_end|> that stand in what the
+client sent are ordinary text to the model: nobody can forge a turn.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.errors import InvalidRequestError, UnsupportedModelError
+from octavo.text.tokenizer import Tokenizer
+
+# A template belongs to the model, but it is foreign code all the same. No real prompt is near this many characters.
+MAX_PROMPT_CHARACTERS = 32 * 1024 * 1024
+
+# Characters that nobody writes; they stand for the first character of a control marker while the template runs.
+_PLACEHOLDERS = range(0xF0000, 0xFFFFE)
+
+
+class ChatTemplate:
+    """source: jinja, as in tokenizer_config.json. variables: what it may print, such as {"bos_token": "<s>"}.
+
+    Raises UnsupportedModelError when the source is not a jinja template.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str] | None = None):
+        self.source = source
+        self._variables = dict(variables or {})
+        try:
+            self._template = _environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise UnsupportedModelError(
+                f"The model's chat template cannot be read: line {error.lineno}: {error.message}"
+            ) from error
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate:
+        """Raises InvalidRequestError when the model has none: completions work, chat does not."""
+        if tokenizer.chat_template_source is None:
+            raise InvalidRequestError(
+                "This model has no chat template, so it cannot take messages; use /v1/completions with a prompt.",
+                param="messages",
+                code="no_chat_template",
+            )
+        return cls(tokenizer.chat_template_source, tokenizer.template_variables)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text, control markers written out.
+
+        Contents are brought to strings: None becomes "", text parts are joined with a newline. The arguments of tool
+        calls, which the API sends as JSON text, are handed to the template as the objects that templates expect.
+        Raises InvalidRequestError, with `messages` or one of them as param.
+        """
+        return self._render(normalize_messages(messages), tools, add_generation_prompt, variables)
+
+    def _render(self, messages: Any, tools: Any, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+        names = {
+            **self._variables,
+            **variables,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces = []
+        num_characters = 0
+        try:
+            for piece in self._template.generate(**names):
+                num_characters += len(piece)
+                if num_characters > MAX_PROMPT_CHARACTERS:
+                    _refuse(f"The model's chat template made more than {MAX_PROMPT_CHARACTERS} characters of them.")
+                pieces.append(piece)
+        except InvalidRequestError:
+            raise
+        except _TemplateRefusalError as error:
+            _refuse(f"The model's chat template refuses these messages: {error}", error)
+        except RecursionError as error:
+            _refuse("The model's chat template does not come to an end with these messages (it nests too deep).", error)
+        except Exception as error:  # foreign code: whatever it raises, the request fails and nothing else
+            _refuse(f"The model's chat template cannot render these messages: {error}", error)
+        return "".join(pieces)
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **variables: Any,
+) -> list[int]:
+    """The prompt's token ids. No BOS is added beside what the template prints.
+
+    Control markers inside messages, tools and variables are encoded as the text they are. To that end the first
+    character of each is hidden while the template runs; the rendered text is cut at the real markers, and what lies
+    between is encoded with the hidden characters back in place and marker recognition off.
+    """
+    request = {"messages": normalize_messages(messages), "tools": list(tools or ()), "variables": variables}
+    strings = _collect_strings(request)
+    marker_heads = {marker[0] for marker in tokenizer.special_tokens if marker}
+    if not any(head in text for head in marker_heads for text in strings):
+        hidden, placeholders = request, {}
+    else:
+        hidden, placeholders = _hide_markers(request, strings, tokenizer, marker_heads)
+    rendered = template._render(hidden["messages"], hidden["tools"], add_generation_prompt, hidden["variables"])
+    if not placeholders:
+        return tokenizer.encode(rendered, add_special_tokens=False)
+
+    restore = str.maketrans({placeholder: head for head, placeholder in placeholders.items()})
+    token_ids: list[int] = []
+    position = 0
+    _, markers = tokenizer.find_special_tokens(rendered)
+    for start, end, token_id in [*markers, (len(rendered), len(rendered), None)]:
+        if start > position:
+            text = rendered[position:start].translate(restore)
+            token_ids += tokenizer.encode_plain(text, is_continuation=position > 0)
+        if token_id is not None:
+            token_ids.append(token_id)
+        position = end
+    return token_ids
+
+
+def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies in the shape that templates expect; see ChatTemplate.render."""
+    if not messages:
+        _refuse("messages is empty, but a chat needs at least one message.")
+    normal = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(
+                f"messages[{index}] must be an object with a role and a content.", param=f"messages[{index}]"
+            )
+        copy = dict(message)
+        copy["content"] = _join_content(copy.get("content"), f"messages[{index}].content")
+        if isinstance(copy.get("tool_calls"), list):
+            copy["tool_calls"] = [_parse_tool_call(call) for call in copy["tool_calls"]]
+        normal.append(copy)
+    return normal
+
+
+def _join_content(content: Any, param: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise InvalidRequestError(f"{param} must be a string or a list of text parts.", param=param, value=content)
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InvalidRequestError(
+                f"{param}[{index}] has the type {kind!r}, but only text parts are supported.",
+                param=f"{param}[{index}]",
+                value=kind,
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _parse_tool_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _collect_strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for pair in value.items() for part in pair for text in _collect_strings(part)]
+    if isinstance(value, (list, tuple)):
+        return [text for part in value for text in _collect_strings(part)]
+    return []
+
+
+def _hide_markers(
+    request: dict[str, Any], strings: list[str], tokenizer: Tokenizer, marker_heads: set[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The request with the first character of every control marker replaced, and {character: its placeholder}."""
+    written = "\n".join(strings)
+    present = [marker for marker in tokenizer.special_tokens if marker and marker in written]
+    taken = set(written) | {character for marker in tokenizer.special_tokens for character in marker}
+    free = (chr(code) for code in _PLACEHOLDERS if chr(code) not in taken)
+    placeholders = {head: next(free) for head in sorted({marker[0] for marker in present} & marker_heads)}
+    # Longest first: a marker may hold a shorter one, and hiding the outer head leaves the inner to be hidden as well.
+    present.sort(key=len, reverse=True)
+
+    def hide(value: Any) -> Any:
+        if isinstance(value, str):
+            for marker in present:
+                value = value.replace(marker, placeholders[marker[0]] + marker[1:])
+            return value
+        if isinstance(value, Mapping):
+            return {hide(key): hide(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [hide(part) for part in value]
+        return value
+
+    return hide(request), placeholders
+
+
+def _refuse(sentence: str, cause: Exception | None = None) -> None:
+    raise InvalidRequestError(sentence, param="messages", code="chat_template_error") from cause
+
+
+class _TemplateRefusalError(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """{% generation %}...{% endgeneration %} marks the assistant's words for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's own way to declare it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise _TemplateRefusalError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Not jinja's own filter, which escapes HTML: models were trained on plain JSON."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    # The settings that templates are written for (those of transformers).
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+_environment = _make_environment()
