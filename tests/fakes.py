@@ -1,0 +1,112 @@
+"""Fakes that behave like the real thing, only small and predictable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+
+# A slot holds what stands for the keys and values of one token: a number made from the token, its position and the
+# numbers of all it attends to. So whoever reads a wrong slot, or a slot written by somebody else, gets another number.
+Slot = tuple[int, int]  # (block id, offset)
+
+
+class SimulatedKV:
+    """KV memory of all groups, by slot."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[Slot, int] = {}
+
+    def slot(self, table: list[int], position: int) -> Slot:
+        block_id = table[position // self.block_size]
+        assert block_id >= 0, f"position {position} is in a block that was let go"
+        return block_id, position % self.block_size
+
+    def copy_block(self, source: int, destination: int) -> None:
+        for offset in range(self.block_size):
+            if (source, offset) in self.slots:
+                self.slots[destination, offset] = self.slots[source, offset]
+            else:
+                self.slots.pop((destination, offset), None)
+
+
+class FakeExecutor:
+    """Samples a token that depends on every token so far, read back through the block tables, and on the seed.
+
+    kv_group_windows: as in CoreConfig; a group with a window sees that many positions
+    choose:           picks the token instead, when it returns one: `choose(scheduled) -> int | None`
+    fail_next:        raise at the next execute, after the copies and half of the writes were made
+    failing_seq_ids:  these make every step fail that they are part of
+    nan_seq_ids:      these are reported in `failures`, the way a row of NaN is
+    num_steps, finished_seq_ids: what has been seen so far
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        kv_group_windows: tuple[int | None, ...] = (None,),
+        *,
+        vocab_size: int = 64,
+        choose: Callable[[ScheduledSequence], int | None] | None = None,
+    ) -> None:
+        self.kv = SimulatedKV(block_size)
+        self.windows = kv_group_windows
+        self.vocab_size = vocab_size
+        self.choose = choose
+        self.fail_next = False
+        self.failing_seq_ids: set[int] = set()
+        self.nan_seq_ids: set[int] = set()
+        self.num_steps = 0
+        self.finished_seq_ids: list[int] = []
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        assert plan.scheduled, "an empty step is not executed"
+        self.num_steps += 1
+        self.finished_seq_ids += plan.finished_seq_ids
+        for source, destination in plan.block_copies:
+            self.kv.copy_block(source, destination)
+        output = ModelRunnerOutput()
+        written: set[Slot] = set()
+        for number, scheduled in enumerate(plan.scheduled):
+            if self.fail_next and number >= len(plan.scheduled) // 2:
+                self.fail_next = False
+                raise RuntimeError("the device hiccuped")
+            token_id = self._run(scheduled, written)
+            if scheduled.seq_id in self.failing_seq_ids:
+                raise RuntimeError(f"sequence {scheduled.seq_id} is poison")
+            if scheduled.seq_id in self.nan_seq_ids:
+                output.failures[scheduled.seq_id] = "The logits are not numbers."
+            elif scheduled.is_sampling:
+                output.token_ids[scheduled.seq_id] = token_id
+                if scheduled.sampling_params.logprobs is not None:
+                    output.logprobs[scheduled.seq_id] = TokenLogprobs(token_id, -0.5)
+        return output
+
+    def _run(self, scheduled: ScheduledSequence, written: set[Slot]) -> int:
+        start = scheduled.num_computed_tokens
+        end = start + scheduled.num_scheduled_tokens
+        assert 0 <= start < end <= len(scheduled.token_ids), (start, end, len(scheduled.token_ids))
+        assert scheduled.is_sampling == (end == len(scheduled.token_ids)), scheduled
+        state = 0
+        for position in range(start, end):
+            state = 0
+            for table, window in zip(scheduled.block_tables, self.windows, strict=True):
+                first = 0 if window is None else max(0, position - window + 1)
+                context = tuple(self.kv.slots.get(self.kv.slot(table, i), -1) for i in range(first, position))
+                value = hash((scheduled.token_ids[position], position, context))
+                slot = self.kv.slot(table, position)
+                if position >= scheduled.num_written_tokens:
+                    assert slot not in written, f"two sequences write slot {slot}"
+                    written.add(slot)
+                    self.kv.slots[slot] = value
+                state = hash((state, self.kv.slots.get(slot, -1)))
+        return self._sample(scheduled, state)
+
+    def _sample(self, scheduled: ScheduledSequence, state: int) -> int:
+        token_id = self.choose(scheduled) if self.choose is not None else None
+        if token_id is None:
+            token_id = hash((state, scheduled.seed)) % self.vocab_size
+        while token_id in scheduled.banned_token_ids:
+            token_id = (token_id + 1) % self.vocab_size
+        return token_id
