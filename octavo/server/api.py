@@ -1,0 +1,68 @@
+"""What the server needs of an engine and a tokenizer. `octavo.engine.AsyncEngine` is one; a test brings its own.
+
+The server's files name these protocols rather than the classes, so that importing the server pulls in no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.outputs import CompletionDelta
+
+
+class ModelInfo(Protocol):
+    """served_model_names: at least one; the first is the one that answers name."""
+
+    @property
+    def served_model_names(self) -> Sequence[str]: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+
+class TokenTexts(Protocol):
+    """What a logprob entry shows of a token."""
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class EngineMetrics(Protocol):
+    def render(self) -> bytes: ...
+
+
+class ServingEngine(Protocol):
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def chat_template(self) -> Any: ...
+
+    @property
+    def metrics(self) -> EngineMetrics: ...
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Any:
+        """Raises ClientError for a request that could never be served."""
+        ...
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """Closing or cancelling the stream aborts the request."""
+        ...
+
+    async def check_health(self, timeout_s: float) -> None: ...
+
+    async def drain(self, timeout_s: float) -> Any: ...
+
+    async def shutdown(self) -> None: ...

@@ -1,0 +1,63 @@
+"""A request's body: of the right kind, no larger than allowed, counted while it arrives."""
+
+from __future__ import annotations
+
+from octavo.errors import ClientError, RequestTooLargeError
+from octavo.server.responses import Receive, Scope
+
+
+class UnsupportedMediaTypeError(ClientError):
+    status = 415
+
+
+class ClientDisconnected(Exception):
+    """The client left; there is nobody to answer."""
+
+
+async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """Raises RequestTooLargeError, UnsupportedMediaTypeError, ClientDisconnected."""
+    content_type = find_header(scope, b"content-type")
+    if content_type is not None:
+        _check_content_type(content_type)
+    declared = find_header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
+        _refuse_size(f"{int(declared)} bytes", max_bytes)
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            _refuse_size(f"more than {max_bytes} bytes", max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def find_header(scope: Scope, name: bytes) -> bytes | None:
+    """name: in lower case, as ASGI gives them"""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def _check_content_type(content_type: bytes) -> None:
+    media_type = content_type.split(b";", 1)[0].strip().lower()
+    if media_type != b"application/json" and not media_type.endswith(b"+json"):
+        shown = media_type.decode("ascii", "replace")[:80]
+        raise UnsupportedMediaTypeError(
+            f"The Content-Type is {shown!r}, but the body must be JSON; send the header Content-Type: application/json.",
+            code="unsupported_media_type",
+        )
+
+
+def _refuse_size(size: str, max_bytes: int) -> None:
+    raise RequestTooLargeError(
+        f"The body has {size}, but this server takes at most {max_bytes}; "
+        "send less, or start the server with a larger --max-request-bytes.",
+        code="request_too_large",
+    )

@@ -1,0 +1,143 @@
+"""One API request at the engine: its prompts as one stream of deltas, its choices numbered, its tokens counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.outputs import CompletionDelta
+from octavo.errors import EngineDeadError, RequestFailedError
+from octavo.server.api import ServingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """Runs the prompts of one request, n generations each. Choice number = prompt number * n + generation number.
+
+    A prompt is counted once, however many generations it has; its cached tokens are those of its first generation.
+    """
+
+    def __init__(
+        self,
+        engine: ServingEngine,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ):
+        self.request_id = request_id
+        self.params = params
+        self.num_choices = len(prompts) * params.n
+        self._engine = engine
+        self._prompts = prompts
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._num_generated = 0
+        self._cached_tokens = [0] * len(prompts)
+        self._open_choices = set(range(self.num_choices))
+
+    def validate(self) -> None:
+        """Raises ClientError before anything has been started, for any of the prompts."""
+        for prompt in self._prompts:
+            self._engine.validate(prompt, self.params)
+
+    @property
+    def usage(self) -> Usage:
+        """Of what has been generated so far."""
+        num_prompt_tokens = sum(len(prompt) for prompt in self._prompts)
+        return Usage(num_prompt_tokens, self._num_generated, sum(self._cached_tokens))
+
+    async def deltas(self) -> AsyncGenerator[CompletionDelta, None]:
+        """Deltas with the request's own choice numbers. Closing the stream aborts what still runs.
+
+        Every choice ends with exactly one delta that has a finish reason, or the stream raises: RequestFailedError,
+        EngineDeadError, or what the engine raises.
+        """
+        streams = [self._open_stream(number) for number in range(len(self._prompts))]
+        merged = streams[0] if len(streams) == 1 else _merge(streams)
+        async with aclosing(merged) as deltas:
+            async for delta in deltas:
+                self._num_generated += len(delta.token_ids)
+                if delta.finish_reason is not None:
+                    _raise_failure(delta)
+                    self._open_choices.remove(delta.index)
+                yield delta
+        if self._open_choices:
+            raise RequestFailedError("The engine ended this request before its answer was complete; try again.")
+
+    async def _open_stream(self, prompt_number: int) -> AsyncGenerator[CompletionDelta, None]:
+        only_one = len(self._prompts) == 1
+        request_id = self.request_id if only_one else f"{self.request_id}-{prompt_number}"
+        stream = self._engine.generate(
+            self._prompts[prompt_number],
+            self.params,
+            request_id=request_id,
+            priority=self._priority,
+            cache_salt=self._cache_salt,
+        )
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                if delta.index == 0:
+                    self._cached_tokens[prompt_number] = delta.num_cached_tokens
+                delta.index += prompt_number * self.params.n
+                yield delta
+
+
+def _raise_failure(delta: CompletionDelta) -> None:
+    if delta.finish_reason == "error":
+        raise RequestFailedError(delta.error or "The engine could not finish this request; try again.")
+    if delta.finish_reason == "abort":
+        raise EngineDeadError(
+            delta.error or "This request was aborted before its answer was complete: the server is shutting down.",
+            code="aborted",
+        )
+
+
+async def _merge(streams: Sequence[AsyncGenerator[CompletionDelta, None]]) -> AsyncGenerator[CompletionDelta, None]:
+    """The deltas of all streams as they come. The first exception ends all."""
+    arrived: asyncio.Queue[CompletionDelta | BaseException | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[CompletionDelta, None]) -> None:
+        try:
+            async with aclosing(stream) as deltas:
+                async for delta in deltas:
+                    arrived.put_nowait(delta)
+        except Exception as error:
+            arrived.put_nowait(error)
+        else:
+            arrived.put_nowait(None)
+
+    tasks = [asyncio.ensure_future(pump(stream)) for stream in streams]
+    try:
+        num_open = len(streams)
+        while num_open:
+            item = await arrived.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

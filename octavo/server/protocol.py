@@ -1,0 +1,312 @@
+"""The API's request types, and how a body becomes one: strictly, with a sentence for whatever is wrong.
+
+A body passes four doors: it is JSON, it is an object, its fields are ones we know and support (`fields`), and their
+types and ranges are right. Nothing is ignored and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.errors import InvalidRequestError
+from octavo.server.fields import keep_supported
+from octavo.server.messages import check_messages
+
+MAX_TEMPERATURE = 2.0  # OpenAI's rule; larger values only make noise
+MAX_STOPS = 64
+MAX_STOP_TOKEN_IDS = 256
+MAX_CHOICES = 1024  # prompts times n, of one request
+_MAX_PRIORITY = 2**31 - 1
+# OpenAI's default of the older endpoint; a chat goes on to the model's window instead.
+_COMPLETION_MAX_TOKENS = 16
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # padding against an observer of packet sizes: only false is supported
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What both endpoints share. `n` is per prompt."""
+
+    model: str | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int = 0
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    priority: int = 0
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def make_sampling_params(self, default_max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Raises InvalidRequestError for what SamplingParams refuses, in the sender's names."""
+        max_tokens, name = self._max_tokens()
+        try:
+            return SamplingParams(
+                n=self.n,
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                min_p=self.min_p,
+                seed=self.seed,
+                max_tokens=default_max_tokens if max_tokens is None else max_tokens,
+                min_tokens=self.min_tokens,
+                stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+                stop_token_ids=tuple(self.stop_token_ids),
+                ignore_eos=self.ignore_eos,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                repetition_penalty=self.repetition_penalty,
+                logprobs=logprobs,
+            )
+        except InvalidRequestError as error:
+            if error.param == "max_tokens" and name != "max_tokens":
+                message = error.message.replace("max_tokens", name, 1)
+                raise InvalidRequestError(message, param=name, value=error.value, code=error.code) from None
+            raise
+
+    def _max_tokens(self) -> tuple[int | None, str]:
+        if self.max_completion_tokens is None:
+            return self.max_tokens, "max_tokens"
+        if self.max_tokens is not None and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequestError(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; "
+                "they mean the same, send one of them.",
+                param="max_completion_tokens",
+                value=self.max_completion_tokens,
+            )
+        return self.max_completion_tokens, "max_completion_tokens"
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """messages: as the chat template takes them, checked by `messages`"""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return self.make_sampling_params(None, (self.top_logprobs or 0) if self.logprobs else None)
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """prompts: one entry a prompt, a text or token ids; made from `prompt`"""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return self.make_sampling_params(_COMPLETION_MAX_TOKENS, self.logprobs)
+
+
+def decode_chat_request(body: bytes) -> ChatRequest:
+    """Raises InvalidRequestError."""
+    fields = _decode_fields(body, ChatRequest, {"prompt": "/v1/completions", "echo": "/v1/completions"})
+    if "messages" in fields:
+        fields["messages"] = check_messages(fields["messages"])
+    request = _convert(fields, ChatRequest)
+    _check_shared(request)
+    if request.top_logprobs is not None:
+        _check_top_logprobs("top_logprobs", request.top_logprobs)
+        if not request.logprobs:
+            _refuse("top_logprobs", request.top_logprobs, "it needs logprobs to be true")
+    return request
+
+
+def decode_completion_request(body: bytes) -> CompletionRequest:
+    """Raises InvalidRequestError."""
+    fields = _decode_fields(body, CompletionRequest, {"messages": "/v1/chat/completions"})
+    if isinstance(fields.get("logprobs"), bool):
+        hint = "leave it out" if fields["logprobs"] is False else "send the number of alternatives, such as 1"
+        _refuse("logprobs", fields["logprobs"], f"on this endpoint it is an integer; {hint}", code="invalid_type")
+    request = _convert(fields, CompletionRequest)
+    _check_shared(request)
+    if request.logprobs is not None:
+        _check_top_logprobs("logprobs", request.logprobs)
+    _check_prompt(request)
+    return request
+
+
+_Request = TypeVar("_Request", ChatRequest, CompletionRequest)
+
+
+def _decode_fields(body: bytes, request_type: type[_Request], elsewhere: dict[str, str]) -> dict[str, Any]:
+    """elsewhere: fields that belong to another endpoint, and which."""
+    fields = _decode_json_object(body)
+    for name, endpoint in elsewhere.items():
+        if fields.get(name) is not None and name not in request_type.__struct_fields__ and name != "echo":
+            raise InvalidRequestError(
+                f"{name} is not a field of this endpoint; send it to {endpoint}.", param=name, code="unknown_field"
+            )
+    kept = keep_supported(fields, request_type.__struct_fields__)
+    if isinstance(kept.get("stream_options"), dict):
+        kept["stream_options"] = keep_supported(
+            kept["stream_options"], StreamOptions.__struct_fields__, path="stream_options."
+        )
+    return kept
+
+
+def _decode_json_object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise InvalidRequestError("The body is empty; send a JSON object.", code="invalid_json")
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"The body is not valid UTF-8: {error.reason} at byte {error.start}.", code="invalid_json"
+        ) from None
+    except RecursionError:
+        raise InvalidRequestError("The body is nested too deeply; no field needs that.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"The body is {_kind(value)}; send a JSON object.", code="invalid_json")
+    return value
+
+
+def _convert(fields: dict[str, Any], request_type: type[_Request]) -> _Request:
+    try:
+        return msgspec.convert(fields, request_type)
+    except msgspec.ValidationError as error:
+        _refuse_type(str(error), fields)
+
+
+def _check_shared(request: SamplingFields) -> None:
+    if not 0.0 <= request.temperature <= MAX_TEMPERATURE:
+        _refuse("temperature", request.temperature, f"it must be between 0 and {MAX_TEMPERATURE:g}")
+    if not isinstance(request.stop, str) and len(request.stop) > MAX_STOPS:
+        _refuse("stop", f"a list of {len(request.stop)}", f"at most {MAX_STOPS} are taken", show=str)
+    if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        _refuse(
+            "stop_token_ids",
+            f"a list of {len(request.stop_token_ids)}",
+            f"at most {MAX_STOP_TOKEN_IDS} are taken",
+            show=str,
+        )
+    if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
+        _refuse("priority", request.priority, f"it must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}")
+    if request.stream_options is not None:
+        if not request.stream:
+            _refuse("stream_options", "set", "it needs stream to be true", show=str)
+        if request.stream_options.include_obfuscation:
+            raise InvalidRequestError(
+                "stream_options.include_obfuscation is not supported; leave it out, or send false.",
+                param="stream_options.include_obfuscation",
+                code="unsupported_field",
+            )
+
+
+def _check_top_logprobs(param: str, value: int) -> None:
+    if not 0 <= value <= MAX_LOGPROBS:
+        _refuse(param, value, f"it must be between 0 and {MAX_LOGPROBS}")
+
+
+def _check_prompt(request: CompletionRequest) -> None:
+    prompt = request.prompt
+    if not prompt:
+        raise InvalidRequestError("prompt is empty; send at least one character or token.", param="prompt")
+    if isinstance(prompt, list):
+        kinds = {type(item) for item in prompt}
+        if len(kinds) > 1:
+            raise InvalidRequestError(
+                "prompt mixes texts and token ids; send a text, a list of texts, a list of token ids, "
+                "or a list of lists of token ids.",
+                param="prompt",
+            )
+        for index, item in enumerate(request.prompts):
+            if not item:
+                raise InvalidRequestError(
+                    f"prompt[{index}] is empty; send at least one character or token.", param=f"prompt[{index}]"
+                )
+    num_choices = len(request.prompts) * max(request.n, 1)
+    if num_choices > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"{len(request.prompts)} prompts with n = {request.n} make {num_choices} choices; "
+            f"one request may ask for {MAX_CHOICES}. Send several requests.",
+            param="prompt",
+        )
+
+
+def _refuse(param: str, value: Any, rule: str, *, show: Any = None, code: str = "invalid_value") -> NoReturn:
+    shown = show(value) if show else shorten_json(value)
+    raise InvalidRequestError(f"{param} is {shown}, but {rule}.", param=param, value=value, code=code)
+
+
+# msgspec's own words, turned into a sentence with the field's name and value.
+_TYPE_ERROR = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_RANGE_ERROR = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`")
+_KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def _refuse_type(msgspec_message: str, fields: dict[str, Any]) -> NoReturn:
+    if match := _MISSING.match(msgspec_message):
+        name = match["name"]
+        raise InvalidRequestError(f"{name} is missing, and required.", param=name, code="missing_field") from None
+    if match := _TYPE_ERROR.match(msgspec_message):
+        kinds = [_KINDS.get(kind, kind) for kind in match["expected"].split(" | ") if kind != "null"]
+        path = match["path"] or ""
+        rule = f"it must be {' or '.join(kinds)}"
+        _refuse(path, _value_at(fields, path), rule, code="invalid_type")
+    if match := _RANGE_ERROR.match(msgspec_message):
+        path = match["path"]
+        raise InvalidRequestError(f"{path}: {match['what']}.", param=path, code="invalid_value") from None
+    raise InvalidRequestError(f"{msgspec_message}.", code="invalid_value") from None
+
+
+def _value_at(fields: dict[str, Any], path: str) -> Any:
+    value: Any = fields
+    for step in re.findall(r"[^.\[\]]+", path):
+        value = value[int(step)] if isinstance(value, list) else value[step]
+    return value
+
+
+def shorten_json(value: Any, limit: int = 80) -> str:
+    """The value as JSON, for a message; long ones are cut."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return {int: "a number", float: "a number", str: "a string", list: "a list"}.get(type(value), "something else")

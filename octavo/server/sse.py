@@ -1,0 +1,57 @@
+"""Server-sent events: the bytes of a stream, and the rules about how one begins and ends.
+
+The head is sent with the first event, so that whatever goes wrong before it still gets a proper status. What goes wrong
+later becomes an event with an `error`, which OpenAI's clients raise. `[DONE]` is always last.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Protocol
+
+from octavo.engine.outputs import CompletionDelta
+from octavo.server.errors import error_body, log_unexpected
+from octavo.server.generation import Generation, Usage
+from octavo.server.responses import Headers, Send
+
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the chunks
+)
+
+
+class ChunkFormat(Protocol):
+    """Makes the events of one stream; one file per endpoint family has one."""
+
+    def chunks(self, delta: CompletionDelta) -> bytes:
+        """The event or events that tell of this delta; empty if there is nothing to tell yet."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> bytes: ...
+
+
+async def send_stream(
+    send: Send, generation: Generation, format: ChunkFormat, *, include_usage: bool, headers: Headers
+) -> None:
+    """Raises what the generation raises before its first delta; after that, every fault is part of the stream."""
+    is_started = False
+    try:
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                events = format.chunks(delta)
+                if not events:
+                    continue
+                if not is_started:
+                    is_started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+    except Exception as error:
+        if not is_started:
+            raise
+        log_unexpected(error, generation.request_id)
+        last = b"data: %b\n\n" % error_body(error)
+    else:
+        last = format.usage_chunk(generation.usage) if include_usage else b""
+    await send({"type": "http.response.body", "body": last + DONE, "more_body": False})

@@ -1,0 +1,173 @@
+"""An engine that says what it is told to: exact deltas, faults at chosen places, generations that never end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.core.interfaces import TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.outputs import CompletionDelta
+from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.text.chat_template import ChatTemplate
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+
+
+class ByteTokenizer:
+    """One token a byte; 256 is the end."""
+
+    vocab_size = 257
+    bos_token_id = None
+    eos_token_ids = (256,)
+    adds_bos = False
+    special_tokens: dict[str, int] = {"<end>": 256}  # noqa: RUF012
+    template_variables: dict[str, str] = {}  # noqa: RUF012
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def encode_plain(self, text: str, is_continuation: bool = False) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def find_special_tokens(self, text: str) -> tuple[list[int], list[tuple[int, int, int]]]:
+        return self.encode(text), []
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<end>" if token_id == 256 else bytes((token_id,))
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id == 256
+
+
+@dataclass(frozen=True)
+class FakeInfo:
+    model: str = "fake"
+    served_model_names: tuple[str, ...] = ("fake", "also-fake")
+    max_model_len: int = 128
+    vocab_size: int = 257
+
+
+@dataclass
+class Call:
+    """What the engine was asked, and how it ended."""
+
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    request_id: str
+    priority: int
+    cache_salt: str
+    is_aborted: bool = False
+    is_finished: bool = False
+
+
+class FakeMetrics:
+    def render(self) -> bytes:
+        return b"octavo:num_requests_running 0\n"
+
+
+Script = Callable[[SamplingParams], Sequence["CompletionDelta | Exception | None"]]
+
+
+def say(*texts: str, finish_reason: str = "stop", num_cached: int = 0) -> Script:
+    """One delta a text, one token each, for each of the n generations; the last text's delta finishes."""
+
+    def script(params: SamplingParams) -> list[CompletionDelta | Exception | None]:
+        deltas: list[CompletionDelta | Exception | None] = []
+        for number, text in enumerate(texts):
+            is_last = number == len(texts) - 1
+            for index in range(params.n):
+                deltas.append(
+                    CompletionDelta(
+                        index=index,
+                        text=text,
+                        token_ids=[number],
+                        logprobs=make_logprobs(text, params),
+                        finish_reason=finish_reason if is_last else None,
+                        num_cached_tokens=num_cached,
+                        is_final=is_last and index == params.n - 1,
+                    )
+                )
+        return deltas
+
+    return script
+
+
+def make_logprobs(text: str, params: SamplingParams) -> list[TokenLogprobs]:
+    """The text's first byte as the token, and the next bytes of the alphabet as alternatives, each less likely."""
+    if params.logprobs is None:
+        return []
+    token_id = text.encode("utf-8")[0]
+    top = tuple((token_id + rank, -0.5 * (rank + 1)) for rank in range(params.logprobs))
+    return [TokenLogprobs(token_id, -0.5, top)]
+
+
+@dataclass
+class FakeEngine:
+    """script: the deltas to yield; an exception among them is raised; None waits for ever (until aborted)."""
+
+    script: Script = field(default_factory=lambda: say("Hel", "lo"))
+    chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate(CHAT_TEMPLATE))
+    info: FakeInfo = field(default_factory=FakeInfo)
+    is_dead: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokenizer = ByteTokenizer()
+        self.metrics = FakeMetrics()
+        self.calls: list[Call] = []
+        self.aborted = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.drained_with: list[float] = []
+        self._draining = asyncio.Event()
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        if any(not 0 <= token_id < self.info.vocab_size for token_id in prompt_token_ids):
+            raise InvalidRequestError("prompt holds a token id outside the vocabulary.", param="prompt")
+        if len(prompt_token_ids) >= self.info.max_model_len:
+            raise InvalidRequestError(
+                f"The prompt has {len(prompt_token_ids)} tokens, but max_model_len is {self.info.max_model_len}.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        call = Call(list(prompt_token_ids), params, request_id, priority, cache_salt)
+        self.calls.append(call)
+        try:
+            for step in self.script(params):
+                if isinstance(step, Exception):
+                    raise step
+                if step is None:
+                    self.waiting.set()
+                    await self._draining.wait()
+                    yield CompletionDelta(index=0, finish_reason="abort", is_final=True)
+                    return
+                await asyncio.sleep(0)
+                yield step
+            call.is_finished = True
+        finally:
+            if not call.is_finished:
+                call.is_aborted = True
+                self.aborted.set()
+
+    async def check_health(self, timeout_s: float) -> None:
+        if self.is_dead:
+            raise EngineDeadError("The engine process died and is being started again.")
+
+    async def drain(self, timeout_s: float) -> None:
+        self.drained_with.append(timeout_s)
+        self._draining.set()
+
+    async def shutdown(self) -> None:
+        self._draining.set()
