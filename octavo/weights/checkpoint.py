@@ -1,0 +1,268 @@
+"""One view of a model's files, whatever their format: tensors under their Hugging Face names, with one meaning.
+
+Canonical means:
+- names are those of the Hugging Face text model ("model.layers.0.self_attn.q_proj.weight", "lm_head.weight")
+- the rows of q and k are in Hugging Face order: dimension i of a head is rotated with i + head_dim / 2. (GGUF files of
+  the llama architecture store such pairs side by side; their rows are put back here.)
+- a norm weight is the full factor. (Hugging Face Gemma 3 stores w - 1, and the 1 is added here; GGUF has added it.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from octavo.errors import CorruptFileError, ModelSourceError
+from octavo.ops.interface import BFloat16, GroupQuantized, WeightData
+from octavo.weights.gguf import GGUFFile
+from octavo.weights.safetensors import SafetensorsFolder
+
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+
+class CheckpointSource(Protocol):
+    """What `octavo.weights.source.ModelSource` offers: kind is "folder" or "gguf"."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def kind(self) -> str: ...
+
+
+class Checkpoint(Protocol):
+    """format:            "gguf" or "safetensors"
+    path:              the file or the folder
+    hf_config:         config.json, or None for GGUF; generation_config: generation_config.json where there is one
+    gguf_metadata:     of a GGUF file, else None
+    tensor_shapes:     canonical name -> shape, NumPy order; in the order of the file
+    raw_tensor_shapes: the same by the names in the file, all of them
+    rope_divisors:     what a GGUF file's rope_freqs tensor holds (Llama 3), else None
+    weights_bytes:     of all tensors, as stored
+    """
+
+    format: str
+    path: Path
+    hf_config: dict[str, Any] | None
+    generation_config: dict[str, Any] | None
+    gguf_metadata: dict[str, Any] | None
+    tensor_shapes: Mapping[str, tuple[int, ...]]
+    raw_tensor_shapes: Mapping[str, tuple[int, ...]]
+    rope_divisors: tuple[float, ...] | None
+    weights_bytes: int
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]: ...
+
+    def num_bytes(self, name: str) -> int:
+        """Of one tensor, as stored."""
+        ...
+
+    def read(self, name: str, exact_float: bool = False) -> WeightData:
+        """One tensor. exact_float: exact float32 where it is stored in codes. Raises KeyError for an unknown name."""
+        ...
+
+
+def open_checkpoint(source: CheckpointSource) -> Checkpoint:
+    """Open what a source points to; reads headers only. Raises ModelLoadError's children with a sentence."""
+    path = Path(source.path)
+    if source.kind == "gguf":
+        return GGUFCheckpoint(path)
+    if not (path / "config.json").exists():
+        gguf_files = sorted(path.glob("*.gguf"))
+        if len(gguf_files) == 1:
+            return GGUFCheckpoint(gguf_files[0])
+        if gguf_files:
+            names = ", ".join(file.name for file in gguf_files[:5])
+            raise ModelSourceError(f"{path}: has {len(gguf_files)} GGUF files ({names}); name the one you mean")
+        raise ModelSourceError(f"{path}: is no model: it has neither a config.json nor a .gguf file")
+    return SafetensorsCheckpoint(path)
+
+
+# --- safetensors ----------------------------------------------------------------------------------------------
+
+# Where models that also see images keep their text part: transformers since 4.52, and before.
+_TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+_NOT_TEXT = re.compile(r"^(model\.)?(vision_tower|vision_model|multi_modal_projector)\.")
+
+
+class SafetensorsCheckpoint:
+    """A Hugging Face folder."""
+
+    format = "safetensors"
+
+    def __init__(self, folder: Path):
+        self.path = folder
+        config = _read_json(folder / "config.json")
+        self.hf_config: dict[str, Any] | None = config
+        generation_path = folder / "generation_config.json"
+        self.generation_config = _read_json(generation_path) if generation_path.exists() else None
+        self.gguf_metadata: dict[str, Any] | None = None
+        self.rope_divisors: tuple[float, ...] | None = None
+        self._folder = SafetensorsFolder(folder)
+        self._stored_name: dict[str, str] = {}
+        for stored in self._folder.tensors:
+            if not _NOT_TEXT.match(stored):
+                self._stored_name[_text_name(stored)] = stored
+        self._adds_one_to_norms = str(config.get("model_type")).startswith("gemma3") or any(
+            str(name).startswith("Gemma3") for name in config.get("architectures") or ()
+        )
+        self.raw_tensor_shapes: Mapping[str, tuple[int, ...]] = {
+            name: info.shape for name, info in self._folder.tensors.items()
+        }
+        self.tensor_shapes: Mapping[str, tuple[int, ...]] = {
+            name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()
+        }
+        self.weights_bytes = sum(self.num_bytes(name) for name in self.tensor_shapes)
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(self.tensor_shapes)
+
+    def num_bytes(self, name: str) -> int:
+        return self._folder.tensors[self._stored_name[name]].num_bytes
+
+    def read(self, name: str, exact_float: bool = False) -> WeightData:
+        data = self._folder.read(self._stored_name[name])
+        if self._adds_one_to_norms and name.endswith("norm.weight"):
+            assert not isinstance(data, GroupQuantized)
+            values = data.to_float32() if isinstance(data, BFloat16) else data.astype(np.float32)
+            return values + np.float32(1)
+        return data
+
+
+def _text_name(stored: str) -> str:
+    for prefix, replacement in _TEXT_PREFIXES:
+        if stored.startswith(prefix):
+            return replacement + stored.removeprefix(prefix)
+    return stored
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelSourceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CorruptFileError(f"{path}: is not a JSON object")
+    return content
+
+
+# --- GGUF -----------------------------------------------------------------------------------------------------
+
+_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_LAYER_NAMES = {
+    **_LAYER_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)")
+
+
+class GGUFCheckpoint:
+    """A GGUF file. A tensor whose name we do not know keeps it, so that the completeness check can report it."""
+
+    format = "gguf"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = GGUFFile(path)
+        self.hf_config: dict[str, Any] | None = None
+        self.generation_config: dict[str, Any] | None = None
+        self.gguf_metadata: dict[str, Any] | None = self._file.metadata
+        self._architecture = self._file.metadata.get("general.architecture")
+        self.raw_tensor_shapes: Mapping[str, tuple[int, ...]] = {
+            name: info.shape for name, info in self._file.tensors.items()
+        }
+        self.rope_divisors = self._read_rope_divisors()
+        self._stored_name: dict[str, str] = {}
+        for stored in self._file.tensors:
+            name = self._canonical_name(stored)
+            if name in self._stored_name:
+                raise CorruptFileError(f"{path}: {stored!r} and {self._stored_name[name]!r} are the same parameter")
+            if stored != _ROPE_DIVISORS:
+                self._stored_name[name] = stored
+        self.tensor_shapes: Mapping[str, tuple[int, ...]] = {
+            name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()
+        }
+        self.weights_bytes = self._file.weights_bytes
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(self.tensor_shapes)
+
+    def num_bytes(self, name: str) -> int:
+        return self._file.tensors[self._stored_name[name]].num_bytes
+
+    def read(self, name: str, exact_float: bool = False) -> WeightData:
+        data = self._file.read(self._stored_name[name], exact_float)
+        if self._architecture == "llama" and (match := re.search(r"\.([qk])_proj\.(weight|bias)$", name)):
+            key = "llama.attention.head_count" if match[1] == "q" else "llama.attention.head_count_kv"
+            return _unpair_rows(data, self._num_heads(key), f"{self.path}: tensor {self._stored_name[name]!r}")
+        return data
+
+    def _num_heads(self, key: str) -> int:
+        metadata = self._file.metadata
+        num_heads = metadata.get(key, metadata.get("llama.attention.head_count"))
+        if not isinstance(num_heads, int) or num_heads < 1:
+            raise CorruptFileError(f"{self.path}: {key} is {num_heads!r}, not a positive whole number")
+        return num_heads
+
+    def _canonical_name(self, stored: str) -> str:
+        layer_names = _GEMMA3_LAYER_NAMES if self._architecture == "gemma3" else _LAYER_NAMES
+        if (match := _LAYER_TENSOR.fullmatch(stored)) and match[2] in layer_names:
+            return f"model.layers.{int(match[1])}.{layer_names[match[2]]}.{match[3]}"
+        if (match := _TOP_TENSOR.fullmatch(stored)) and match[1] in _TOP_NAMES:
+            return f"{_TOP_NAMES[match[1]]}.{match[2]}"
+        return stored
+
+    def _read_rope_divisors(self) -> tuple[float, ...] | None:
+        if _ROPE_DIVISORS not in self._file.tensors:
+            return None
+        values = self._file.read(_ROPE_DIVISORS, exact_float=True)
+        assert isinstance(values, np.ndarray)
+        return tuple(values.ravel().tolist())
+
+
+def _unpair_rows(data: WeightData, num_heads: int, what: str) -> WeightData:
+    """Rows (or numbers) of q or k from GGUF's order to Hugging Face's. In each head, with half = head_dim / 2:
+
+    GGUF:          0, half, 1, half + 1, 2, half + 2, ...
+    Hugging Face:  0, 1, 2, ...
+    """
+    num_rows = data.shape[0]
+    if num_rows % (2 * num_heads):
+        raise CorruptFileError(f"{what} has {num_rows} rows, which {num_heads} heads of an even size cannot share")
+    order = np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
+    if isinstance(data, GroupQuantized):
+        minimum = None if data.minimum is None else data.minimum[order]
+        return GroupQuantized(data.codes[order], data.scale[order], minimum, data.bits)
+    if isinstance(data, BFloat16):
+        return BFloat16(data.bits[order])
+    return data[order]
