@@ -25,8 +25,8 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_CPU_MEMORY_UTILIZATION = 0.5
 # When the default share is too small for the weights and one sequence we go on up to this share of what is free.
 _MAX_SHARE_OF_AVAILABLE = 0.9
-# Unless the user gave us memory, the cache takes no more than this, or an eighth of RAM, or what one full-length sequence
-# needs: the pool fills up with cached prefixes over the days, whatever the load.
+# Unless the user gave us memory, the cache takes no more than this, or an eighth of RAM, or what one full-length
+# sequence needs: the pool fills up with cached prefixes over the days, whatever the load.
 _DEFAULT_POOL_BYTES = 4 * 2**30
 # A CPU's matmuls stop gaining from more rows at about 32 to 64: beyond it more sequences only make each slower, and are
 # better off in the queue.

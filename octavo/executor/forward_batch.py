@@ -1,0 +1,170 @@
+"""The plan of a step as the arrays that the model reads. Runs before every forward pass, so it must be quick.
+
+What is kept between steps is a copy of each sequence's block tables, as lists (to see what changed) and as rows of one
+array a group (to be gathered in one call). Comparing two lists that share their entries costs about 3 ns an entry;
+converting one to an array costs ten times that, so a row is only written again where it changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.core.interfaces import ScheduledSequence, SchedulerOutput
+from octavo.ops.interface import AttentionBatch, ForwardBatch
+
+_FIRST_NUM_ROWS = 16
+_FIRST_NUM_BLOCKS = 64
+
+
+class BlockTableRows:
+    """One KV cache group's block tables, one row of an int32 array a sequence; -1 beyond a table's end."""
+
+    def __init__(self) -> None:
+        self._rows = np.full((_FIRST_NUM_ROWS, _FIRST_NUM_BLOCKS), -1, np.int32)
+        self._row_of: dict[int, int] = {}
+        self._tables: dict[int, list[int]] = {}  # what is in the row
+        self._free_rows = list(range(_FIRST_NUM_ROWS - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def set_table(self, seq_id: int, table: list[int]) -> int:
+        """Make the sequence's row equal to `table`, which the core may change in place later. Returns the row."""
+        row = self._row_of.get(seq_id)
+        if row is None:
+            row = self._take_row(seq_id)
+        elif self._tables[seq_id] == table:
+            return row
+        known = self._tables[seq_id]
+        num_known, num_blocks = len(known), len(table)
+        if num_blocks > self._rows.shape[1]:
+            self._grow(len(self._rows), max(num_blocks, 2 * self._rows.shape[1]))
+        if num_blocks > num_known and table[:num_known] == known:
+            self._rows[row, num_known:num_blocks] = table[num_known:]
+            known += table[num_known:]
+            return row
+        # A window let blocks go, a shared block was copied, or the sequence was preempted and came back.
+        self._rows[row, :num_blocks] = table
+        self._rows[row, num_blocks:num_known] = -1
+        self._tables[seq_id] = list(table)
+        return row
+
+    def drop(self, seq_id: int) -> None:
+        row = self._row_of.pop(seq_id, None)
+        if row is not None:
+            self._rows[row, : len(self._tables.pop(seq_id))] = -1
+            self._free_rows.append(row)
+
+    def gather(self, rows: Sequence[int], num_blocks: int) -> np.ndarray:
+        """[len(rows), num_blocks] int32, a new array."""
+        return self._rows[:, :num_blocks].take(rows, axis=0)
+
+    def _take_row(self, seq_id: int) -> int:
+        if not self._free_rows:
+            num_rows = len(self._rows)
+            self._grow(2 * num_rows, self._rows.shape[1])
+            self._free_rows = list(range(2 * num_rows - 1, num_rows - 1, -1))
+        row = self._row_of[seq_id] = self._free_rows.pop()
+        self._tables[seq_id] = []
+        return row
+
+    def _grow(self, num_rows: int, num_blocks: int) -> None:
+        grown = np.full((num_rows, num_blocks), -1, np.int32)
+        grown[: self._rows.shape[0], : self._rows.shape[1]] = self._rows
+        self._rows = grown
+
+
+class ForwardBatchBuilder:
+    """layer_group: for each layer, the index of its KV cache group"""
+
+    def __init__(self, block_size: int, num_groups: int, layer_group: Sequence[int]):
+        self._block_size = block_size
+        self._layer_group = layer_group
+        self._groups = [BlockTableRows() for _ in range(num_groups)]
+
+    @property
+    def num_kept_sequences(self) -> int:
+        return len(self._groups[0])
+
+    def drop(self, seq_ids: Sequence[int]) -> None:
+        """Forget sequences that ended or were preempted; unknown ones are fine."""
+        for group in self._groups:
+            for seq_id in seq_ids:
+                group.drop(seq_id)
+
+    def build(self, plan: SchedulerOutput) -> ForwardBatch:
+        """Rows in the order of plan.scheduled, which must not be empty; NumPy arrays, with the interface's dtypes.
+
+        Asserts that each position to be written has a block: the core's promise.
+        """
+        scheduled = plan.scheduled
+        lengths = np.array([sequence.num_scheduled_tokens for sequence in scheduled], np.int32)
+        first_positions = np.array([sequence.num_computed_tokens for sequence in scheduled], np.int32)
+        num_seqs = len(scheduled)
+        query_start = np.zeros(num_seqs + 1, np.int32)
+        np.cumsum(lengths, out=query_start[1:])
+        num_tokens = int(query_start[-1])
+        if num_tokens == num_seqs:  # every sequence decodes: row = sequence
+            positions, sequence_of_row = first_positions, None
+        else:
+            sequence_of_row = np.repeat(np.arange(num_seqs), lengths)
+            positions = np.arange(num_tokens, dtype=np.int32)
+            positions += (first_positions - query_start[:-1])[sequence_of_row]
+        context_lens = first_positions + lengths
+        num_written = np.array([sequence.num_written_tokens for sequence in scheduled], np.int32)
+        is_written = positions < (num_written if sequence_of_row is None else num_written[sequence_of_row])
+        block_of_row, offset_of_row = np.divmod(positions, self._block_size)
+        row_indexes = np.arange(num_seqs) if sequence_of_row is None else sequence_of_row
+
+        attention = []
+        for group, rows in enumerate(self._groups):
+            tables = _gather_tables(rows, group, scheduled)
+            blocks = tables[row_indexes, block_of_row].astype(np.int64)
+            slots = blocks * self._block_size
+            slots += offset_of_row
+            slots[is_written] = -1
+            assert not ((blocks < 0) & ~is_written).any(), (group, plan)
+            attention.append(
+                AttentionBatch(
+                    query_start=query_start, context_lens=context_lens, block_tables=tables, slot_mapping=slots
+                )
+            )
+        return ForwardBatch(
+            token_ids=_flatten_token_ids(scheduled, num_tokens),
+            positions=positions,
+            attention=attention,
+            layer_group=self._layer_group,
+            logits_rows=_find_logits_rows(scheduled, query_start),
+        )
+
+
+def _gather_tables(rows: BlockTableRows, group: int, scheduled: list[ScheduledSequence]) -> np.ndarray:
+    num_blocks = 0
+    row_of: list[int] = []
+    for sequence in scheduled:
+        table = sequence.block_tables[group]
+        row_of.append(rows.set_table(sequence.seq_id, table))
+        if len(table) > num_blocks:
+            num_blocks = len(table)
+    return rows.gather(row_of, num_blocks)
+
+
+def _flatten_token_ids(scheduled: list[ScheduledSequence], num_tokens: int) -> np.ndarray:
+    flat: list[int] = []
+    for sequence in scheduled:
+        start = sequence.num_computed_tokens
+        if sequence.num_scheduled_tokens == 1:
+            flat.append(sequence.token_ids[start])
+        else:
+            flat += sequence.token_ids[start : start + sequence.num_scheduled_tokens]
+    token_ids = np.array(flat, np.int32)
+    assert len(token_ids) == num_tokens, (len(token_ids), num_tokens)
+    return token_ids
+
+
+def _find_logits_rows(scheduled: list[ScheduledSequence], query_start: np.ndarray) -> np.ndarray:
+    """The last row of each sequence that samples."""
+    is_sampling = np.array([sequence.is_sampling for sequence in scheduled], bool)
+    return query_start[1:][is_sampling] - np.int32(1)

@@ -1,0 +1,219 @@
+"""From logits to tokens: the sampling settings of a step's rows as arrays, and the answers as plain data.
+
+A random number depends on (the sequence's seed, the token's position) and on nothing else, so a seeded request gives
+the same tokens alone, in a crowd, or after a preemption. The drawing itself is the op `sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+from octavo.ops.interface import Array, Ops, PenaltyRows, SampledRows, SamplingBatch
+
+_MASK = 2**64 - 1
+
+
+def random_numbers(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """[R] float64, uniform in [0, 1): 53 bits of mix(mix(seed) xor position). The numbers are part of what a seed means
+    to users, so this function must never change. Any integer is a seed; it counts modulo 2^64.
+    """
+    seed = np.array([seed & _MASK for seed in seeds], np.uint64)
+    bits = _mix(_mix(seed) ^ np.array(positions, np.uint64))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's step and finalizer (Steele, Lea and Flood 2014), modulo 2^64."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class TokenCounts:
+    """The distinct tokens of one sequence, in order of appearance, and how often each was generated.
+
+    Kept between steps, so that a step costs what it adds. `num_tokens` tokens have been counted.
+    """
+
+    def __init__(self, num_prompt_tokens: int):
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0
+        self._last_token_id = -1
+        self._index_of: dict[int, int] = {}
+        self._token_ids = np.empty(64, np.int32)
+        self._counts = np.empty(64, np.int32)
+
+    def can_go_on(self, token_ids: Sequence[int], num_prompt_tokens: int, end: int) -> bool:
+        """Whether the first `end` tokens begin with what has been counted; looks at the last one only."""
+        if num_prompt_tokens != self.num_prompt_tokens or self.num_tokens > end:
+            return False
+        return self.num_tokens == 0 or token_ids[self.num_tokens - 1] == self._last_token_id
+
+    def count(self, token_ids: Sequence[int], end: int) -> None:
+        """Take in the tokens up to `end`."""
+        for position in range(self.num_tokens, end):
+            token_id = token_ids[position]
+            index = self._index_of.get(token_id)
+            if index is None:
+                index = self._index_of[token_id] = len(self._index_of)
+                if index == len(self._token_ids):
+                    self._token_ids = np.concatenate([self._token_ids, np.empty_like(self._token_ids)])
+                    self._counts = np.concatenate([self._counts, np.empty_like(self._counts)])
+                self._token_ids[index] = token_id
+                self._counts[index] = 0
+            if position >= self.num_prompt_tokens:
+                self._counts[index] += 1
+        if end > self.num_tokens:
+            self._last_token_id = token_ids[end - 1]
+            self.num_tokens = end
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        return self._token_ids[: len(self._index_of)]
+
+    @property
+    def output_counts(self) -> np.ndarray:
+        return self._counts[: len(self._index_of)]
+
+
+class Sampler:
+    def __init__(self, ops: Ops):
+        self._ops = ops
+        self._counts: dict[int, TokenCounts] = {}
+
+    @property
+    def num_kept_sequences(self) -> int:
+        return len(self._counts)
+
+    def drop(self, seq_ids: Sequence[int]) -> None:
+        """Forget sequences that ended or were preempted; unknown ones are fine."""
+        for seq_id in seq_ids:
+            self._counts.pop(seq_id, None)
+
+    def sample(self, logits: Array, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """logits: [R, vocab_size] float32, one row for each sequence with is_sampling, in order; changed in place."""
+        sampling = [sequence for sequence in plan.scheduled if sequence.is_sampling]
+        if not sampling:
+            return ModelRunnerOutput()
+        batch = self.build_batch(sampling)
+        sampled = self._ops.sample(logits, _to_device(self._ops, batch))
+        return _make_output(sampling, sampled, logits)
+
+    def build_batch(self, sampling: Sequence[ScheduledSequence]) -> SamplingBatch:
+        """The settings of the rows, as NumPy arrays with the interface's dtypes."""
+        settings = [sequence.sampling_params for sequence in sampling]
+        return SamplingBatch(
+            temperature=np.array([params.temperature for params in settings], np.float32),
+            top_k=np.array([params.top_k for params in settings], np.int32),
+            top_p=np.array([params.top_p for params in settings], np.float32),
+            min_p=np.array([params.min_p for params in settings], np.float32),
+            random=random_numbers(
+                [sequence.seed for sequence in sampling], [_position_of_next(sequence) for sequence in sampling]
+            ),
+            num_logprobs=np.array(
+                [-1 if params.logprobs is None else params.logprobs for params in settings], np.int32
+            ),
+            penalties=self._build_penalties(sampling),
+            banned=_build_banned(sampling),
+        )
+
+    def _build_penalties(self, sampling: Sequence[ScheduledSequence]) -> PenaltyRows | None:
+        rows = [
+            row
+            for row, sequence in enumerate(sampling)
+            if sequence.sampling_params.repetition_penalty != 1.0
+            or sequence.sampling_params.presence_penalty != 0.0
+            or sequence.sampling_params.frequency_penalty != 0.0
+        ]
+        if not rows:
+            return None
+        counts = [self._update_counts(sampling[row]) for row in rows]
+        start = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum([len(count.token_ids) for count in counts], out=start[1:])
+        settings = [sampling[row].sampling_params for row in rows]
+        return PenaltyRows(
+            rows=np.array(rows, np.int32),
+            start=start,
+            token_ids=np.concatenate([count.token_ids for count in counts]),
+            output_counts=np.concatenate([count.output_counts for count in counts]),
+            presence=np.array([params.presence_penalty for params in settings], np.float32),
+            frequency=np.array([params.frequency_penalty for params in settings], np.float32),
+            repetition=np.array([params.repetition_penalty for params in settings], np.float32),
+        )
+
+    def _update_counts(self, sequence: ScheduledSequence) -> TokenCounts:
+        end = _position_of_next(sequence)
+        counts = self._counts.get(sequence.seq_id)
+        if counts is None or not counts.can_go_on(sequence.token_ids, sequence.num_prompt_tokens, end):
+            counts = self._counts[sequence.seq_id] = TokenCounts(sequence.num_prompt_tokens)
+        counts.count(sequence.token_ids, end)
+        return counts
+
+
+def _position_of_next(sequence: ScheduledSequence) -> int:
+    """The position that the sampled token will have."""
+    return sequence.num_computed_tokens + sequence.num_scheduled_tokens
+
+
+def _build_banned(sampling: Sequence[ScheduledSequence]) -> tuple[np.ndarray, np.ndarray] | None:
+    pairs = [(row, token_id) for row, sequence in enumerate(sampling) for token_id in sequence.banned_token_ids]
+    if not pairs:
+        return None
+    rows, token_ids = zip(*pairs, strict=True)
+    return np.array(rows, np.int32), np.array(token_ids, np.int32)
+
+
+def _to_device(ops: Ops, batch: SamplingBatch) -> SamplingBatch:
+    move = ops.to_device
+    penalties = batch.penalties
+    if penalties is not None:
+        penalties = PenaltyRows(
+            rows=move(penalties.rows),
+            start=move(penalties.start),
+            token_ids=move(penalties.token_ids),
+            output_counts=move(penalties.output_counts),
+            presence=move(penalties.presence),
+            frequency=move(penalties.frequency),
+            repetition=move(penalties.repetition),
+        )
+    return SamplingBatch(
+        temperature=move(batch.temperature),
+        top_k=move(batch.top_k),
+        top_p=move(batch.top_p),
+        min_p=move(batch.min_p),
+        random=move(batch.random),
+        num_logprobs=move(batch.num_logprobs),
+        penalties=penalties,
+        banned=None if batch.banned is None else (move(batch.banned[0]), move(batch.banned[1])),
+    )
+
+
+def _make_output(sampling: Sequence[ScheduledSequence], sampled: SampledRows, logits: Array) -> ModelRunnerOutput:
+    output = ModelRunnerOutput()
+    for row, (sequence, token_id) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
+        if token_id < 0:
+            output.failures[sequence.seq_id] = _explain_failure(logits, row)
+            continue
+        output.token_ids[sequence.seq_id] = token_id
+        num_logprobs = sequence.sampling_params.logprobs
+        if num_logprobs is not None:
+            ids = sampled.top_ids[row, :num_logprobs].tolist()
+            values = sampled.top_logprobs[row, :num_logprobs].tolist()
+            # A vocabulary smaller than the number wanted leaves -1 at the end.
+            top = tuple((top_id, value) for top_id, value in zip(ids, values, strict=True) if top_id >= 0)
+            output.logprobs[sequence.seq_id] = TokenLogprobs(token_id, float(sampled.logprobs[row]), top)
+    return output
+
+
+def _explain_failure(logits: Array, row: int) -> str:
+    values = np.asarray(logits[row])
+    if np.isnan(values).any() or np.isposinf(values).any():
+        return (
+            "The model's logits are not finite (NaN or infinite): the weights may be damaged, or a value left the "
+            "range of float16; try --kv-cache-dtype float32."
+        )
+    return "No token is left to sample: every token of the vocabulary is excluded."
