@@ -16,10 +16,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class RequestText:
-    """The text side of one request: its n sequences, and which delta is the last.
-
-    is_continuation: as in IncrementalDetokenizer; True after a prompt
-    """
+    """The text side of one request: its n sequences, and which delta is the last."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, num_prompt_tokens: int):
         self._sequences = [_SequenceText(tokenizer, params) for _ in range(params.n)]
