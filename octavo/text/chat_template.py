@@ -112,13 +112,16 @@ def encode_chat(
     character of each is hidden while the template runs; the rendered text is cut at the real markers, and what lies
     between is encoded with the hidden characters back in place and marker recognition off.
     """
-    request = {"messages": normalize_messages(messages), "tools": list(tools or ()), "variables": variables}
+    request: dict[str, Any] = {
+        "messages": normalize_messages(messages),
+        "tools": list(tools or ()),
+        "variables": variables,
+    }
     strings = _collect_strings(request)
     marker_heads = {marker[0] for marker in tokenizer.special_tokens if marker}
-    if not any(head in text for head in marker_heads for text in strings):
-        hidden, placeholders = request, {}
-    else:
-        hidden, placeholders = _hide_markers(request, strings, tokenizer, marker_heads)
+    hidden, placeholders = request, dict[str, str]()
+    if any(head in text for head in marker_heads for text in strings):
+        hidden, placeholders = _hide_markers(request, strings, tokenizer)
     rendered = template._render(hidden["messages"], hidden["tools"], add_generation_prompt, hidden["variables"])
     if not placeholders:
         return tokenizer.encode(rendered, add_special_tokens=False)
@@ -198,14 +201,14 @@ def _collect_strings(value: Any) -> list[str]:
 
 
 def _hide_markers(
-    request: dict[str, Any], strings: list[str], tokenizer: Tokenizer, marker_heads: set[str]
+    request: dict[str, Any], strings: list[str], tokenizer: Tokenizer
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The request with the first character of every control marker replaced, and {character: its placeholder}."""
     written = "\n".join(strings)
     present = [marker for marker in tokenizer.special_tokens if marker and marker in written]
     taken = set(written) | {character for marker in tokenizer.special_tokens for character in marker}
     free = (chr(code) for code in _PLACEHOLDERS if chr(code) not in taken)
-    placeholders = {head: next(free) for head in sorted({marker[0] for marker in present} & marker_heads)}
+    placeholders = {head: next(free) for head in sorted({marker[0] for marker in present})}
     # Longest first: a marker may hold a shorter one, and hiding the outer head leaves the inner to be hidden as well.
     present.sort(key=len, reverse=True)
 
