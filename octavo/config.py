@@ -189,8 +189,14 @@ def check_args(args: EngineArgs) -> None:
         )
 
 
-def resolve_config(args: EngineArgs, facts: ModelFacts, machine: Machine, weights_bytes: int) -> EngineConfig:
-    """Decide everything. weights_bytes: what the weights take in memory. Raises ConfigError."""
+def resolve_config(
+    args: EngineArgs, facts: ModelFacts, machine: Machine, weights_bytes: int, max_positions: int | None = None
+) -> EngineConfig:
+    """Decide everything. Raises ConfigError.
+
+    weights_bytes: what the weights take in memory
+    max_positions: what is not typed is not fitted to more than this: the loaded model's rotary tables end here
+    """
     check_args(args)
     if args.max_model_len is not None and args.max_model_len > facts.window:
         _refuse(
@@ -201,7 +207,7 @@ def resolve_config(args: EngineArgs, facts: ModelFacts, machine: Machine, weight
     block_size = _or(args.block_size, DEFAULT_BLOCK_SIZE)
     kv_cache_dtype = _resolve_kv_cache_dtype(args)
     block_bytes = facts.kv_elements_per_slot * block_size * _ITEM_BYTES[kv_cache_dtype]
-    plan = _fit_memory(args, facts, machine, weights_bytes, block_size, block_bytes)
+    plan = _fit_memory(args, facts, machine, weights_bytes, block_size, block_bytes, max_positions or facts.window)
     core = CoreConfig(
         block_size=block_size,
         num_blocks=plan.num_blocks,
@@ -276,14 +282,20 @@ def _resolve_kv_cache_dtype(args: EngineArgs) -> str:
 
 
 def _fit_memory(
-    args: EngineArgs, facts: ModelFacts, machine: Machine, weights_bytes: int, block_size: int, block_bytes: int
+    args: EngineArgs,
+    facts: ModelFacts,
+    machine: Machine,
+    weights_bytes: int,
+    block_size: int,
+    block_bytes: int,
+    max_positions: int,
 ) -> _MemoryPlan:
     """The largest max_model_len that fits, and the pool for it; or a refusal of what was typed.
 
     Without chunked prefill a whole prompt is one step, so the step's size, its workspace and with it what is left for
     the cache depend on max_model_len: it is cut until it agrees with itself. Each round cuts, so it ends.
     """
-    wanted_len = _or(args.max_model_len, facts.window)
+    wanted_len = _or(args.max_model_len, min(facts.window, max_positions))
     while True:
         max_num_seqs, max_batched = _resolve_batching(args, wanted_len)
         workspace = _PROCESS_BYTES + 4 * (max_batched * facts.row_elements + 2 * max_num_seqs * facts.vocab_size)
