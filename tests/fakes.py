@@ -37,6 +37,7 @@ class FakeExecutor:
     kv_group_windows: as in CoreConfig; a group with a window sees that many positions
     choose:           picks the token instead, when it returns one: `choose(scheduled) -> int | None`
     fail_next:        raise at the next execute, after the copies and half of the writes were made
+    fail_next_at_once: raise at the next execute, before anything was done
     failing_seq_ids:  these make every step fail that they are part of
     nan_seq_ids:      these are reported in `failures`, the way a row of NaN is
     num_steps, finished_seq_ids: what has been seen so far
@@ -55,6 +56,7 @@ class FakeExecutor:
         self.vocab_size = vocab_size
         self.choose = choose
         self.fail_next = False
+        self.fail_next_at_once = False
         self.failing_seq_ids: set[int] = set()
         self.nan_seq_ids: set[int] = set()
         self.num_steps = 0
@@ -64,6 +66,9 @@ class FakeExecutor:
         assert plan.scheduled, "an empty step is not executed"
         self.num_steps += 1
         self.finished_seq_ids += plan.finished_seq_ids
+        if self.fail_next_at_once:
+            self.fail_next_at_once = False
+            raise RuntimeError("the device hiccuped")
         for source, destination in plan.block_copies:
             self.kv.copy_block(source, destination)
         output = ModelRunnerOutput()
