@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -23,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -314,38 +314,57 @@ def _describe_os_error(error: OSError, name: str) -> str:
 
 def download_wheel_with_pip(requirement: str, folder: Path, progress: Progress) -> Path:
     """Download one wheel, never a source distribution: building one would run its code."""
-    progress(f"Downloading {requirement}", 0, 0)
+    activity = f"Downloading {requirement}"
+    progress(activity, 0, 0)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--timeout", "20"]
-    command += ["--progress-bar", "raw" if _pip_reports_raw_progress() else "off", "--dest", str(folder), requirement]
+    command += ["--disable-pip-version-check", "--no-input", "--no-color", "--progress-bar", "off"]
+    command += ["--retries", "2", "--timeout", "20", "--dest", str(folder), requirement]
     before = set(folder.glob("*.whl"))
+    # pip writes what comes in below TMPDIR: on the cache's disk, where there is room, and where we can watch it grow.
+    incoming = folder / ".incoming"
+    incoming.mkdir(exist_ok=True)
     lines: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(incoming), "TEMP": str(incoming), "TMP": str(incoming)},
     ) as pip:
+        reader = threading.Thread(target=lambda: lines.extend(pip.stdout or ()), daemon=True)
+        reader.start()
         try:
-            assert pip.stdout is not None
-            for line in pip.stdout:
-                report = re.fullmatch(r"Progress (\d+) of (\d+)", line.strip())
-                if report:
-                    progress(f"Downloading {requirement}", int(report[1]), int(report[2]))
-                else:
-                    lines.append(line.strip())
+            while reader.is_alive():
+                reader.join(timeout=0.2)
+                progress(activity, _size_of_wheels_below(incoming), _read_announced_size(lines))
         except BaseException:
             pip.kill()
             raise
     wheels = sorted(set(folder.glob("*.whl")) - before)
     if pip.returncode != 0 or len(wheels) != 1:
-        raise ModelSourceError(_describe_pip_failure(requirement, lines))
+        raise ModelSourceError(_describe_pip_failure(requirement, [line.strip() for line in lines]))
+    size = wheels[0].stat().st_size
+    progress(activity, size, size)
     return wheels[0]
 
 
-def _pip_reports_raw_progress() -> bool:
-    try:
-        major, minor = importlib.metadata.version("pip").split(".")[:2]
-        return (int(major), int(minor)) >= (24, 1)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return False
+def _size_of_wheels_below(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*.whl"):
+        with contextlib.suppress(OSError):  # pip moves them away when they are whole
+            size += path.stat().st_size
+    return size
+
+
+def _read_announced_size(lines: list[str]) -> int:
+    """From pip's line "Downloading NAME.whl (92.9 MB)"; 0 when it has not said one."""
+    for line in lines:
+        found = re.search(r"Downloading .*\.whl.*\(([\d.]+) ([kMG]?)B\)", line)
+        if found:
+            return int(float(found[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[found[2]])
+    return 0
 
 
 def _describe_pip_failure(requirement: str, lines: list[str]) -> str:
@@ -357,8 +376,8 @@ def _describe_pip_failure(requirement: str, lines: list[str]) -> str:
         )
     if os.strerror(errno.ENOSPC) in output:
         return (
-            f"There is no space left to download {requirement}; free some in {tempfile.gettempdir()} and "
-            f"{cache_home()}, or set TMPDIR and OCTAVO_HOME to folders on a larger disk."
+            f"There is no space left in {cache_home()} to download {requirement}; free some, or set OCTAVO_HOME to a "
+            "folder on a larger disk."
         )
     if re.search(r"connection|Connection|timed out|name resolution|ProxyError|SSLError", output):
         return (
