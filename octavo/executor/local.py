@@ -21,7 +21,7 @@ from octavo.report import StartReport, Timeline
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.source import ModelSource
 
-OnProgress = Callable[[str, float], None]  # (what is being done, the share that is done in [0, 1])
+OnProgress = Callable[[str, int, int], None]  # (what is being done, how much is done, of how much or 0)
 
 _FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # No request has it: the core numbers its sequences from 0.
@@ -172,7 +172,7 @@ def _estimate_weights_bytes(checkpoint: Checkpoint, dtype: str | None) -> int:
 def _scale_progress(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
     if on_progress is None:
         return None
-    return lambda num_bytes, total_bytes: on_progress("load the weights", num_bytes / max(total_bytes, 1))
+    return lambda num_bytes, total_bytes: on_progress("load the weights", num_bytes, total_bytes)
 
 
 def _make_report(executor: LocalExecutor, checkpoint: Checkpoint, facts: ModelFacts, timeline: Timeline) -> StartReport:
