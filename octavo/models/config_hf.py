@@ -89,6 +89,8 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_lora_rank": _OFF,
     "q_lora_rank": _OFF,
     "no_rope_layers": _OFF,
+    # Gemma 3's config has the keys of Gemma 2's two caps, but no model sets them, and transformers drops the first.
+    "attn_logit_softcapping": _OFF,
     "final_logit_softcapping": _OFF,
     "use_bidirectional_attention": _OFF,
     "attention_multiplier": (*_OFF, 1.0),
@@ -136,7 +138,6 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
         query_scale=settings.positive_float("query_pre_attn_scalar", default=head_dim) ** -0.5
         if is_gemma
         else head_dim**-0.5,
-        attention_soft_cap=settings.get("attn_logit_softcapping") if is_gemma else None,
         embedding_scale=math.sqrt(hidden_size) if is_gemma else 1.0,
         activation=_activation(settings, "hidden_activation" if is_gemma else "hidden_act"),
         tie_word_embeddings=settings.flag("tie_word_embeddings"),

@@ -22,6 +22,8 @@ from octavo.ops.interface import BFloat16, GroupQuantized, WeightData
 from octavo.weights.gguf import GGUFFile
 from octavo.weights.safetensors import SafetensorsFolder
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 _ROPE_DIVISORS = "rope_freqs.weight"
 
 
@@ -51,8 +53,8 @@ class Checkpoint(Protocol):
     hf_config: dict[str, Any] | None
     generation_config: dict[str, Any] | None
     gguf_metadata: dict[str, Any] | None
-    tensor_shapes: Mapping[str, tuple[int, ...]]
-    raw_tensor_shapes: Mapping[str, tuple[int, ...]]
+    tensor_shapes: Shapes
+    raw_tensor_shapes: Shapes
     rope_divisors: tuple[float, ...] | None
     weights_bytes: int
 
@@ -116,10 +118,8 @@ class SafetensorsCheckpoint:
         self._adds_one_to_norms = str(config.get("model_type")).startswith("gemma3") or any(
             str(name).startswith("Gemma3") for name in config.get("architectures") or ()
         )
-        self.raw_tensor_shapes: Mapping[str, tuple[int, ...]] = {
-            name: info.shape for name, info in self._folder.tensors.items()
-        }
-        self.tensor_shapes: Mapping[str, tuple[int, ...]] = {
+        self.raw_tensor_shapes: Shapes = {name: info.shape for name, info in self._folder.tensors.items()}
+        self.tensor_shapes: Shapes = {
             name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()
         }
         self.weights_bytes = sum(self.num_bytes(name) for name in self.tensor_shapes)
@@ -197,9 +197,7 @@ class GGUFCheckpoint:
         self.generation_config: dict[str, Any] | None = None
         self.gguf_metadata: dict[str, Any] | None = self._file.metadata
         self._architecture = self._file.metadata.get("general.architecture")
-        self.raw_tensor_shapes: Mapping[str, tuple[int, ...]] = {
-            name: info.shape for name, info in self._file.tensors.items()
-        }
+        self.raw_tensor_shapes: Shapes = {name: info.shape for name, info in self._file.tensors.items()}
         self.rope_divisors = self._read_rope_divisors()
         self._stored_name: dict[str, str] = {}
         for stored in self._file.tensors:
@@ -208,7 +206,7 @@ class GGUFCheckpoint:
                 raise CorruptFileError(f"{path}: {stored!r} and {self._stored_name[name]!r} are the same parameter")
             if stored != _ROPE_DIVISORS:
                 self._stored_name[name] = stored
-        self.tensor_shapes: Mapping[str, tuple[int, ...]] = {
+        self.tensor_shapes: Shapes = {
             name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()
         }
         self.weights_bytes = self._file.weights_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -35,10 +36,13 @@ class ModelHarness:
         ]
         self.free_block_ids = np.random.default_rng(seed).permutation(num_blocks).tolist()
 
-    def step(self, sequences: Sequence[PagedSequence], num_scheduled: Sequence[int]) -> list[np.ndarray]:
+    def step(
+        self, sequences: Sequence[PagedSequence], num_scheduled: Sequence[int], only_last: bool = False
+    ) -> list[np.ndarray]:
         """Compute the next num_scheduled[i] tokens of sequence i, all in one batch.
 
-        Returns the logits of every computed row: one [num_scheduled[i], vocab_size] a sequence.
+        Returns the logits of every computed row: one [num_scheduled[i], vocab_size] a sequence; [1, vocab_size] of
+        each one's last row with only_last.
         """
         token_ids, positions, slots = [], [], []
         for sequence, count in zip(sequences, num_scheduled, strict=True):
@@ -56,6 +60,7 @@ class ModelHarness:
         max_blocks = max(len(sequence.block_ids) for sequence in sequences)
         tables = [sequence.block_ids + [-1] * (max_blocks - len(sequence.block_ids)) for sequence in sequences]
         starts = np.cumsum([0, *num_scheduled])
+        rows = starts[1:] - 1 if only_last else np.arange(len(token_ids))
         to_device = self.ops.to_device
         batch = ForwardBatch(
             token_ids=to_device(np.array(token_ids, np.int32)),
@@ -69,10 +74,12 @@ class ModelHarness:
                 )
             ],
             layer_group=[0] * self.model.config.num_layers,
-            logits_rows=to_device(np.arange(len(token_ids), dtype=np.int32)),
+            logits_rows=to_device(rows.astype(np.int32)),
         )
         logits = np.asarray(self.model(self.ops, batch, self.kv_cache))
-        return [logits[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+        if only_last:
+            return [row[None] for row in logits]
+        return [logits[start:end] for start, end in itertools.pairwise(starts)]
 
     def logits_of(self, token_ids: Sequence[int], chunks: Sequence[int] | None = None) -> np.ndarray:
         """[len(token_ids), vocab_size] of one sequence alone, computed in chunks (in one when None)."""
