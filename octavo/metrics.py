@@ -84,9 +84,7 @@ class Metrics:
         self._free_blocks.set(stats.num_free_blocks)
         self._cached_blocks.set(stats.num_cached_blocks)
         self._used_blocks.set(stats.num_used_blocks)
-        self._unowned.set(
-            num_blocks - stats.num_free_blocks - stats.num_cached_blocks - stats.num_used_blocks
-        )
+        self._unowned.set(num_blocks - stats.num_free_blocks - stats.num_cached_blocks - stats.num_used_blocks)
         if stats.num_preemptions:
             self._preemptions.inc(stats.num_preemptions)
         if stats.num_prefix_query_tokens:

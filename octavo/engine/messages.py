@@ -76,21 +76,24 @@ Command = Start | AddRequest | AbortRequests | AbortSequence | Ping | ResetPrefi
 
 
 class Progress(_Message, frozen=True):
-    """fraction: in [0, 1], or None while it is not known."""
+    """share: what is done of it, in [0, 1]."""
 
-    stage: str
-    fraction: float | None = None
+    what: str
+    share: float
 
 
 class Ready(_Message, frozen=True):
     """The engine takes requests from now on.
 
-    eos_token_ids: the model's, as its files say; the tokenizer may know more
+    vocab_size:    rows of the model's embedding
+    eos_token_ids: as the model's configuration says; the tokenizer may know more
+    stats:         the gauges of the empty engine
     """
 
     report: StartReport
-    vocab_size: int
+    served_model_names: tuple[str, ...]
     max_model_len: int
+    vocab_size: int
     eos_token_ids: tuple[int, ...]
     stats: StepStats
 
@@ -122,7 +125,7 @@ class Reply(_Message, frozen=True):
 
 Event = Progress | Ready | Failed | Step | Reply
 
-# The exit status after a Failed message was sent: the parent then waits for the message rather than for a signal's name.
+# The exit status after a Failed message was sent: the parent then waits for the message.
 EXIT_REPORTED = 70
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,408 @@
+"""`AsyncEngine`: requests in, streams of text out, on an event loop; the computing is done in the engine process.
+
+One message of the engine process carries every sequence's share of a step, and is worked off in one go: no task a
+token, no lock. A slow reader of a stream finds what has piled up joined into one delta.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+
+from octavo.config import DEFAULT_MODEL, EngineArgs
+from octavo.core.interfaces import FinishReason, SequenceOutput, StepStats
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.client import EngineClient, EngineState
+from octavo.engine.loaded import (
+    DEFAULT_EXECUTOR,
+    OnProgress,
+    collect_eos_token_ids,
+    fetch_source,
+    find_chat_template,
+    load_tokenizer,
+)
+from octavo.engine.messages import AbortRequests, AbortSequence, AddRequest, Ready, Start, Step, pack_engine_args
+from octavo.engine.outputs import CompletionDelta
+from octavo.engine.stats import EngineStats
+from octavo.engine.text_output import RequestText
+from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.metrics import Metrics
+from octavo.report import StartReport
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+from octavo.weights.source import ModelSource
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What is being served. created: seconds since 1970, when it became ready."""
+
+    model: str
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    report: StartReport
+    created: int
+
+
+class AsyncEngine:
+    """Made by `start`. All methods belong to one event loop.
+
+    info, tokenizer, chat_template (None when the model has none), metrics, stats: to read
+    """
+
+    info: EngineInfo
+    metrics: Metrics
+
+    def __init__(self, tokenizer: Tokenizer, client: EngineClient, seeds: SeedSource):
+        """Use `start`."""
+        self.tokenizer = tokenizer
+        self.chat_template: ChatTemplate | None = find_chat_template(tokenizer)
+        self.stats = EngineStats()
+        self._client = client
+        self._seeds = seeds
+        self._streams: dict[str, _Stream] = {}
+        self._numbers = itertools.count()
+        self._is_draining = False
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @classmethod
+    async def start(
+        cls,
+        args: EngineArgs,
+        on_progress: OnProgress | None = None,
+        *,
+        source: ModelSource | None = None,
+        tokenizer: Tokenizer | None = None,
+        executor_name: str = DEFAULT_EXECUTOR,
+        restart_delay_s: float = 0.5,
+    ) -> AsyncEngine:
+        """Fetch the model, then load the tokenizer here while the engine process loads the weights.
+
+        on_progress:       called on the event loop with (what is being done, share done in [0, 1])
+        source, tokenizer, executor_name: stand-ins for what would be loaded; for tests
+        Raises ConfigError, ModelLoadError, EngineDeadError; then nothing is left behind.
+        """
+        loop = asyncio.get_running_loop()
+        report_progress = on_progress or _ignore_progress
+
+        def report_from_thread(what: str, share: float) -> None:
+            loop.call_soon_threadsafe(report_progress, what, share)
+
+        if source is None:
+            source = await asyncio.to_thread(fetch_source, args, report_from_thread)
+        engine: AsyncEngine | None = None
+
+        def on_step(step: Step) -> None:
+            if engine is not None:
+                engine._push_step(step)
+
+        def on_death(error: EngineDeadError) -> None:
+            if engine is not None:
+                engine._fail_all(error)
+
+        def on_restart(ready: Ready) -> None:
+            if engine is not None:
+                engine._note_restart(ready)
+
+        client = EngineClient(
+            on_step,
+            on_death,
+            on_restart,
+            report_progress,
+            executor_name=executor_name,
+            restart_delay_s=restart_delay_s,
+        )
+        command = Start(pack_engine_args(args), str(source.path), source.kind, source.name)
+        starting = asyncio.ensure_future(client.start(command))
+        try:
+            if tokenizer is None:
+                tokenizer = await asyncio.to_thread(load_tokenizer, source)
+            engine = cls(tokenizer, client, SeedSource(args.seed))
+            engine._note_ready(args.model or DEFAULT_MODEL, await starting)
+        except BaseException:
+            starting.cancel()
+            with contextlib.suppress(OctavoError, asyncio.CancelledError):
+                await starting
+            await client.close()
+            raise
+        return engine
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def validate(
+        self, prompt_token_ids: Iterable[int], params: SamplingParams, *, prompt_param: str = "prompt"
+    ) -> None:
+        """Raises what `generate` would raise: InvalidRequestError, or EngineDeadError when nothing is accepted now."""
+        self._check_accepting()
+        token_ids = check_prompt(prompt_token_ids, self._limits, prompt_param)
+        resolve_params(len(token_ids), params, self._limits, prompt_param)
+
+    def generate(
+        self,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """Check the request at once, send it when the stream is first read, and stream its deltas; one is final.
+
+        request_id: any name, also one that is in use: it is for `abort` and for logs
+        Closing the stream, or cancelling its reader, aborts the request.
+        Raises InvalidRequestError or EngineDeadError here; EngineDeadError from the stream when the engine dies.
+        """
+        self._check_accepting()
+        name = request_id or "request"
+        request = make_request(
+            f"{name}-{next(self._numbers)}",
+            prompt_token_ids,
+            params,
+            self._limits,
+            self._seeds,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        return self._stream(_Stream(name, request, self.tokenizer))
+
+    async def abort(self, request_id: str) -> bool:
+        """End the requests of that name: their streams end with finish_reason "abort". False when there is none."""
+        found = [stream for stream in self._streams.values() if stream.name == request_id]
+        for stream in found:
+            self._abort(stream)
+        return bool(found)
+
+    # --- the engine as a whole --------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return self._client.state is EngineState.RUNNING
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._streams)
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._client.pid
+
+    async def check_health(self, timeout_s: float) -> None:
+        """A round trip through the engine loop. Raises EngineDeadError, with the root cause."""
+        await self._client.ping(timeout_s)
+
+    async def reset_prefix_cache(self, timeout_s: float = 60.0) -> None:
+        await self._client.reset_prefix_cache(timeout_s)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Accept nothing more and wait for the running requests. False when some are left after timeout_s."""
+        self._is_draining = True
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def shutdown(self) -> None:
+        """End now: what still runs gets EngineDeadError. No process is left."""
+        self._is_draining = True
+        self._fail_all(EngineDeadError("The server is shutting down.", code="shutting_down"))
+        await self._client.close()
+
+    # --- streams ----------------------------------------------------------------------------------------------
+
+    async def _stream(self, stream: _Stream) -> AsyncGenerator[CompletionDelta, None]:
+        self._check_accepting()
+        self._client.send(AddRequest(stream.request))
+        self._streams[stream.request.request_id] = stream
+        self._is_empty.clear()
+        try:
+            while True:
+                delta = await stream.take()
+                yield delta
+                if delta.is_final:
+                    return
+        finally:
+            # The reader left early: closed, cancelled, or it raised.
+            if stream.request.request_id in self._streams:
+                self._abort(stream)
+
+    def _push_step(self, step: Step) -> None:
+        now = time.monotonic()
+        for output in step.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # aborted, or ended by a stop string: the core's last word about it
+            try:
+                self._push_output(stream, output, now)
+            except Exception as error:
+                # Our own bug in one request's text must not take the others with it.
+                logger.exception("Request %s failed in the API process.", output.request_id)
+                self._abort(stream, FinishReason.ERROR, f"The text could not be made: {type(error).__name__}: {error}")
+        self._push_stats(step.stats)
+
+    def _push_output(self, stream: _Stream, output: SequenceOutput, now: float) -> None:
+        delta = stream.text.push(output)
+        if delta is None:
+            return
+        if delta.token_ids:
+            self._count_tokens(stream, delta, now)
+        if delta.finish_reason is not None:
+            self.metrics.push_finished_sequence(delta.finish_reason)
+            if output.finish_reason is None and self._client.state is EngineState.RUNNING:
+                self._client.send(AbortSequence(output.request_id, output.index))
+            if delta.is_final:
+                self._forget(stream, now)
+        stream.put(delta)
+
+    def _count_tokens(self, stream: _Stream, delta: CompletionDelta, now: float) -> None:
+        num_tokens = len(delta.token_ids)
+        last_token_at = stream.last_token_at[delta.index]
+        if last_token_at:
+            self.metrics.push_token_gap(now - last_token_at)
+        if not stream.num_tokens:
+            self.metrics.push_first_token(len(stream.request.prompt_token_ids), now - stream.request.arrival_time)
+        stream.last_token_at[delta.index] = now
+        stream.num_tokens += num_tokens
+        self.metrics.push_tokens(num_tokens)
+
+    def _abort(self, stream: _Stream, reason: FinishReason = FinishReason.ABORT, error: str | None = None) -> None:
+        """The stream ends here and now; the engine frees the blocks before its next step."""
+        for delta in stream.text.end_all(reason, error):
+            self.metrics.push_finished_sequence(reason.value)
+            stream.put(delta)
+        self._forget(stream, time.monotonic())
+        if self._client.state is EngineState.RUNNING:
+            self._client.send(AbortRequests((stream.request.request_id,)))
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        now = time.monotonic()
+        for stream in list(self._streams.values()):
+            for _ in stream.text.end_all(FinishReason.ERROR):
+                self.metrics.push_finished_sequence(FinishReason.ERROR.value)
+            self._forget(stream, now)
+            stream.fail(error)
+        # Nothing runs and nothing is cached any more; the blocks come back with the next incarnation.
+        self._push_stats(StepStats())
+
+    def _forget(self, stream: _Stream, now: float) -> None:
+        del self._streams[stream.request.request_id]
+        self.metrics.push_finished_request(
+            len(stream.request.prompt_token_ids), stream.num_tokens, now - stream.request.arrival_time
+        )
+        if not self._streams:
+            self._is_empty.set()
+
+    # --- state ------------------------------------------------------------------------------------------------
+
+    def _check_accepting(self) -> None:
+        self._client.check_running()
+        if self._is_draining:
+            raise EngineDeadError(
+                "The server is shutting down and takes no new requests; try again when it is back.",
+                code="shutting_down",
+            )
+
+    def _note_ready(self, model: str, ready: Ready) -> None:
+        eos_token_ids = collect_eos_token_ids(self.tokenizer, ready.eos_token_ids)
+        self.info = EngineInfo(
+            model=model,
+            served_model_names=ready.served_model_names,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=eos_token_ids,
+            report=ready.report,
+            created=int(time.time()),
+        )
+        self._limits = RequestLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_ids=eos_token_ids,
+        )
+        self.metrics = Metrics(ready.served_model_names[0], ready.max_model_len)
+        self._push_stats(ready.stats)
+
+    def _note_restart(self, ready: Ready) -> None:
+        self.stats.num_restarts_total += 1
+        self.metrics.push_restart()
+        self._push_stats(ready.stats)
+
+    def _push_stats(self, stats: StepStats) -> None:
+        self.stats.push(stats)
+        self.metrics.push_step(stats)
+
+
+class _Stream:
+    """One request's way from the step messages to its reader.
+
+    Pending deltas are kept one a sequence: what the reader has not taken yet is joined.
+    """
+
+    __slots__ = ("_error", "_pending", "_waiter", "last_token_at", "name", "num_tokens", "request", "text")
+
+    def __init__(self, name: str, request: Request, tokenizer: Tokenizer):
+        params = request.sampling_params
+        self.name = name
+        self.request = request
+        self.text = RequestText(tokenizer, params, len(request.prompt_token_ids))
+        self.last_token_at = [0.0] * params.n
+        self.num_tokens = 0
+        self._pending: dict[int, CompletionDelta] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: EngineDeadError | None = None
+
+    def put(self, delta: CompletionDelta) -> None:
+        # Taken out and put in again at the end, so that the final delta stays the last.
+        waiting = self._pending.pop(delta.index, None)
+        self._pending[delta.index] = delta if waiting is None else _join(waiting, delta)
+        self._wake()
+
+    def fail(self, error: EngineDeadError) -> None:
+        self._error = error
+        self._wake()
+
+    async def take(self) -> CompletionDelta:
+        """The next delta. Raises EngineDeadError after the last one that came before the engine's death."""
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        index = next(iter(self._pending))
+        return self._pending.pop(index)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _join(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
+    """Two neighbours of one sequence as one delta: the second's state, both their additions."""
+    second.text = first.text + second.text
+    second.token_ids = [*first.token_ids, *second.token_ids]
+    second.logprobs = [*first.logprobs, *second.logprobs]
+    second.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
+    return second
+
+
+def _ignore_progress(what: str, share: float) -> None:
+    pass

@@ -1,0 +1,399 @@
+"""The API process's side of the message boundary: starts the engine process, notices its death, starts it again.
+
+`EngineProcess` is one incarnation, with a socket of its own. `EngineClient` supervises: it holds the current one.
+All methods belong to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+import octavo
+from octavo import errors
+from octavo.engine.loaded import DEFAULT_EXECUTOR, OnProgress
+from octavo.engine.messages import (
+    EXIT_REPORTED,
+    Command,
+    Event,
+    Failed,
+    Ping,
+    Progress,
+    Ready,
+    Reply,
+    ResetPrefixCache,
+    Shutdown,
+    Start,
+    Step,
+    decode_event,
+    encode,
+)
+from octavo.errors import ConfigError, EngineDeadError, OctavoError
+
+logger = logging.getLogger(__name__)
+
+# The report of a failed start was sent before the process ended, so it is on its way; it cannot take long.
+_REPORT_TIMEOUT_S = 5.0
+_SHUTDOWN_TIMEOUT_S = 5.0
+# An incarnation that lived this long ends a run of failures.
+_STABLE_AFTER_S = 60.0
+MAX_FAILURES_IN_A_ROW = 5
+# Unix sockets have paths of at most 107 bytes.
+_MAX_SOCKET_PATH_BYTES = 100
+
+
+class EngineProcess:
+    """One incarnation. `on_death` is called once, with the root cause, unless `close` came first."""
+
+    def __init__(
+        self,
+        executor_name: str,
+        on_event: Callable[[Event], None],
+        on_death: Callable[[OctavoError], None],
+    ):
+        self._on_event = on_event
+        self._on_death = on_death
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[Failed] = self._loop.create_future()
+        self._has_ended = asyncio.Event()
+        self._folder = _make_socket_folder()
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        try:
+            address = _bind(self._socket, self._folder)
+            self._process = _spawn(address, executor_name)
+        except BaseException:
+            self._close_socket()
+            raise
+        threading.Thread(target=self._watch, name="octavo-engine-watch", daemon=True).start()
+        self._reader = self._loop.create_task(self._read())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Never blocks. What is sent to a process that has died is lost; its death is told by on_death."""
+        if not self._is_closed:
+            self._socket.send(encode(command))
+
+    async def close(self, timeout_s: float = _SHUTDOWN_TIMEOUT_S) -> None:
+        """End it, kindly at first. on_death is not called any more."""
+        if self._is_closed:
+            return
+        self.send(Shutdown())
+        self._is_closed = True
+        try:
+            await asyncio.wait_for(self._has_ended.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            self._process.kill()
+            await self._has_ended.wait()
+        finally:
+            self._release()
+
+    def kill(self) -> None:
+        """End it at once, from any state; for a process that must not be heard any more."""
+        self._is_closed = True
+        self._process.kill()
+        self._release()
+
+    async def _read(self) -> None:
+        while True:
+            event = decode_event(await self._socket.recv())
+            if isinstance(event, Failed):
+                if not self._failed.done():
+                    self._failed.set_result(event)
+            elif not self._is_closed:
+                self._on_event(event)
+
+    def _watch(self) -> None:
+        """In a thread of its own: the only way to wait for a process without polling that works everywhere."""
+        self._process.wait()
+        # The loop may have been closed meanwhile: then nobody is left to be told.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._on_exit)
+
+    def _on_exit(self) -> None:
+        self._has_ended.set()
+        if not self._is_closed:
+            self._bury_task = self._loop.create_task(self._bury())
+
+    async def _bury(self) -> None:
+        status = self._process.returncode
+        error: OctavoError = EngineDeadError(_describe_exit(status), code="engine_dead")
+        if status == EXIT_REPORTED:
+            with contextlib.suppress(asyncio.TimeoutError):
+                error = _rebuild_error(await asyncio.wait_for(self._failed, _REPORT_TIMEOUT_S))
+        if not self._is_closed:
+            self._is_closed = True
+            self._release()
+            self._on_death(error)
+
+    def _release(self) -> None:
+        self._reader.cancel()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class EngineState(enum.Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class EngineClient:
+    """Keeps an engine process running.
+
+    on_step:    each turn of the engine loop
+    on_death:   a running engine has died; the callee fails what was waiting for it
+    on_restart: it runs again, empty
+    Only the current incarnation is ever heard.
+    """
+
+    def __init__(
+        self,
+        on_step: Callable[[Step], None],
+        on_death: Callable[[EngineDeadError], None],
+        on_restart: Callable[[Ready], None],
+        on_progress: OnProgress,
+        *,
+        executor_name: str = DEFAULT_EXECUTOR,
+        restart_delay_s: float = 0.5,
+    ):
+        self._on_step = on_step
+        self._on_death = on_death
+        self._on_restart = on_restart
+        self._on_progress = on_progress
+        self._executor_name = executor_name
+        self._restart_delay_s = restart_delay_s
+        self.state = EngineState.STARTING
+        self.root_cause: str | None = None
+        self.num_restarts = 0
+        self._start: Start | None = None
+        self._process: EngineProcess | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._ready_at = 0.0
+        self._num_failures = 0
+        self._restarting: asyncio.Task[None] | None = None
+        self._calls: dict[int, asyncio.Future[bool]] = {}
+        self._next_call_id = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the current engine process."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self, start: Start) -> Ready:
+        """The first start. Raises what the engine process met: ConfigError, ModelLoadError, EngineDeadError."""
+        self._start = start
+        try:
+            ready = await self._start_process()
+        except BaseException as error:
+            self.state = EngineState.FAILED
+            self.root_cause = str(error)
+            raise
+        self.state = EngineState.RUNNING
+        return ready
+
+    def send(self, command: Command) -> None:
+        """Raises EngineDeadError while no engine is running."""
+        self.check_running()
+        assert self._process is not None
+        self._process.send(command)
+
+    def check_running(self) -> None:
+        """Raises EngineDeadError with a sentence for the client while no engine is running."""
+        if self.state is not EngineState.RUNNING:
+            raise EngineDeadError(self._describe_state(), code=f"engine_{self.state.value}")
+
+    async def ping(self, timeout_s: float) -> None:
+        """A round trip through the engine loop. Raises EngineDeadError."""
+        await self._call(Ping, timeout_s)
+
+    async def reset_prefix_cache(self, timeout_s: float) -> None:
+        await self._call(ResetPrefixCache, timeout_s)
+
+    async def close(self) -> None:
+        self.state = EngineState.CLOSED
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.wait((self._restarting,))
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close()
+        self._fail_calls(EngineDeadError(self._describe_state(), code="engine_closed"))
+
+    # --- one incarnation after the other ----------------------------------------------------------------------
+
+    async def _start_process(self) -> Ready:
+        assert self._start is not None
+        ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._ready = ready
+        process = EngineProcess(self._executor_name, self._hear, self._bury)
+        self._process = process
+        process.send(self._start)
+        try:
+            answer = await ready
+        except BaseException:
+            # Cancelled, or dead already; either way it must not be heard again.
+            if self._process is process:
+                self._process = None
+                process.kill()
+            raise
+        self._ready_at = asyncio.get_running_loop().time()
+        return answer
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self._on_step(event)
+        elif isinstance(event, Reply):
+            call = self._calls.pop(event.call_id, None)
+            if call is not None and not call.done():
+                call.set_result(event.value)
+        elif isinstance(event, Progress):
+            self._on_progress(event.what, event.share)
+        elif isinstance(event, Ready) and self._ready is not None and not self._ready.done():
+            self._ready.set_result(event)
+
+    def _bury(self, cause: OctavoError) -> None:
+        self._process = None
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(cause)
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._ready_at >= _STABLE_AFTER_S:
+            self._num_failures = 0
+        self._count_failure(cause)
+        error = EngineDeadError(self._describe_state(), code="engine_dead")
+        self._fail_calls(error)
+        self._on_death(error)
+        if self.state is EngineState.RESTARTING:
+            self._restarting = loop.create_task(self._restart())
+
+    def _count_failure(self, cause: OctavoError) -> None:
+        self._num_failures += 1
+        self.root_cause = str(cause)
+        is_over = self._num_failures > MAX_FAILURES_IN_A_ROW
+        self.state = EngineState.FAILED if is_over else EngineState.RESTARTING
+        logger.error("%s", self._describe_state())
+
+    async def _restart(self) -> None:
+        while self.state is EngineState.RESTARTING:
+            # At once after a first death; slower and slower when it dies again and again.
+            if self._num_failures > 1:
+                await asyncio.sleep(self._restart_delay_s * 2 ** (self._num_failures - 2))
+            try:
+                ready = await self._start_process()
+            except OctavoError as error:
+                self._count_failure(error)
+                continue
+            self.state = EngineState.RUNNING
+            self.num_restarts += 1
+            logger.warning("The engine process runs again (pid %s).", self.pid)
+            self._on_restart(ready)
+
+    async def _call(self, command: type[Ping] | type[ResetPrefixCache], timeout_s: float) -> None:
+        call_id = self._next_call_id
+        self._next_call_id += 1
+        self.send(command(call_id))
+        answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(answer, timeout_s)
+        except asyncio.TimeoutError:
+            raise EngineDeadError(
+                f"The engine process has not answered within {timeout_s:g} s: a very long step, or it hangs.",
+                code="engine_not_answering",
+            ) from None
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _fail_calls(self, error: EngineDeadError) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(error)
+
+    def _describe_state(self) -> str:
+        if self.state is EngineState.RESTARTING:
+            return f"{self.root_cause} It is being started again; try again in a few seconds."
+        if self.state is EngineState.FAILED:
+            again = f" It died {self._num_failures} times in a row and is not started again; restart the server."
+            return f"{self.root_cause}{again if self._num_failures else ''}"
+        if self.state is EngineState.CLOSED:
+            return "The engine has been shut down."
+        return "The engine is still starting; try again in a few seconds."
+
+
+def _make_socket_folder() -> Path:
+    """Readable by us alone, so that nobody else can speak to the engine."""
+    folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+    if len(os.fsencode(folder / "engine")) > _MAX_SOCKET_PATH_BYTES and os.name == "posix":
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="octavo-", dir="/tmp"))
+    return folder
+
+
+def _bind(socket: zmq.asyncio.Socket, folder: Path) -> str:
+    address = f"ipc://{folder / 'engine'}" if zmq.has("ipc") else "tcp://127.0.0.1:*"
+    socket.bind(address)
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _spawn(address: str, executor_name: str) -> subprocess.Popen[bytes]:
+    """Its standard input is a pipe that we hold: it closes when we end, and that ends the child."""
+    command = [sys.executable, "-m", "octavo.engine.process", "--address", address, "--executor", executor_name]
+    environment = dict(os.environ)
+    home = Path(octavo.__file__).parent.parent
+    if home.name not in ("site-packages", "dist-packages"):
+        # Run from a checkout: the child's sys.path starts elsewhere than ours.
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{home}{os.pathsep}{inherited}" if inherited else str(home)
+    # Whatever the child or its libraries print must not get into our standard output, which may be an answer.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment)
+
+
+def _rebuild_error(failed: Failed) -> OctavoError:
+    kind = getattr(errors, failed.error_type, None)
+    if kind is ConfigError:
+        return ConfigError(failed.message, option=failed.option)
+    if isinstance(kind, type) and issubclass(kind, errors.ModelLoadError):
+        return kind(failed.message)
+    return EngineDeadError(f"The engine process failed: {failed.message}", code="engine_dead")
+
+
+def _describe_exit(status: int) -> str:
+    if status >= 0:
+        return f"The engine process ended with status {status}."
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hints = {
+        "SIGKILL": " If nobody did that, the machine ran out of memory: lower --gpu-memory-utilization or "
+        "--kv-cache-memory-bytes.",
+        "SIGILL": " The processor lacks an instruction that was used: set OCTAVO_ISA=scalar.",
+    }
+    return f"The engine process was ended by {name}.{hints.get(name, '')}"
