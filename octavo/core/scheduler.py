@@ -69,7 +69,9 @@ class Scheduler:
     def _schedule_waiting(self, plan: StepPlan) -> None:
         plan.num_running_behind = 0
         position = 0
-        while position < len(self.waiting) and plan.budget_left > 0:
+        # Whoever lets others pass stays at its position, so `position` counts them. Once they are as many as there are
+        # seats, nobody behind could keep one for long, and a thousand prompts alike cost no more than these.
+        while position < min(len(self.waiting), self.config.max_num_seqs) and plan.budget_left > 0:
             sequence = self.waiting[position]
             if sequence.seq_id in plan.preempted:
                 break

@@ -1,4 +1,4 @@
-"""Random traces: whatever is added, aborted or fails in whatever order, every sequence gets the tokens of its run alone.
+"""Random traces: whatever is added, aborted or fails, and when, every sequence gets the tokens of its run alone.
 
 The executor computes through simulated KV slots (tests/fakes.py), so a wrong block table, a missing copy, a block used
 after it was freed or a shared block overwritten shows as other tokens.
