@@ -13,13 +13,16 @@ from octavo.engine.outputs import CompletionDelta
 
 
 class ModelInfo(Protocol):
-    """served_model_names: at least one; the first is the one that answers name."""
+    """served_model_names: at least one; the first is the one that answers name. created: seconds since 1970."""
 
     @property
     def served_model_names(self) -> Sequence[str]: ...
 
     @property
     def max_model_len(self) -> int: ...
+
+    @property
+    def created(self) -> int: ...
 
 
 class TokenTexts(Protocol):
@@ -45,8 +48,8 @@ class ServingEngine(Protocol):
     @property
     def metrics(self) -> EngineMetrics: ...
 
-    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Any:
-        """Raises ClientError for a request that could never be served."""
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams, *, prompt_param: str = "prompt") -> Any:
+        """prompt_param: the field the prompt came from, for errors. Raises ClientError, EngineDeadError."""
         ...
 
     def generate(

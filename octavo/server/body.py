@@ -50,7 +50,8 @@ def _check_content_type(content_type: bytes) -> None:
     if media_type != b"application/json" and not media_type.endswith(b"+json"):
         shown = media_type.decode("ascii", "replace")[:80]
         raise UnsupportedMediaTypeError(
-            f"The Content-Type is {shown!r}, but the body must be JSON; send the header Content-Type: application/json.",
+            f"The Content-Type is {shown!r}, but the body must be JSON; "
+            "send the header Content-Type: application/json.",
             code="unsupported_media_type",
         )
 

@@ -32,7 +32,8 @@ class ChatEndpoint(GeneratingEndpoint):
     ) -> tuple[Generation, AnswerFormat, ChatRequest]:
         request = decode_chat_request(body)
         model = self.pick_model(request.model)
-        params = request.sampling_params
+        with request.own_names():
+            params = request.sampling_params
         prompt = await self._encode(request.messages)
         generation = Generation(
             self.engine,
@@ -42,7 +43,8 @@ class ChatEndpoint(GeneratingEndpoint):
             priority=request.priority,
             cache_salt=cache_salt,
         )
-        generation.validate()
+        with request.own_names():
+            generation.validate("messages")
         format = ChatFormat(self.engine, request_id, model, request, unix_time())
         return generation, format, request
 

@@ -29,7 +29,8 @@ class CompletionEndpoint(GeneratingEndpoint):
     ) -> tuple[Generation, AnswerFormat, CompletionRequest]:
         request = decode_completion_request(body)
         model = self.pick_model(request.model)
-        params = request.sampling_params
+        with request.own_names():
+            params = request.sampling_params
         prompts = [await self._encode(prompt, index) for index, prompt in enumerate(request.prompts)]
         generation = Generation(
             self.engine,
@@ -39,7 +40,8 @@ class CompletionEndpoint(GeneratingEndpoint):
             priority=request.priority,
             cache_salt=cache_salt,
         )
-        generation.validate()
+        with request.own_names():
+            generation.validate("prompt")
         format = CompletionFormat(self.engine, request_id, model, request, generation.num_choices, unix_time())
         return generation, format, request
 

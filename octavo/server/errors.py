@@ -45,7 +45,9 @@ async def send_error(
     await send_bytes(send, status, error_body(error), (*JSON_HEADERS, *headers))
 
 
-async def send_status_error(send: Send, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+async def send_status_error(
+    send: Send, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> None:
     """For the HTTP layer's own refusals: no such route, wrong method, no key."""
     body = make_error_body(message, _TYPES.get(status, "invalid_request_error"))
     await send_bytes(send, status, body, (*JSON_HEADERS, *headers))

@@ -55,10 +55,11 @@ class Generation:
         self._cached_tokens = [0] * len(prompts)
         self._open_choices = set(range(self.num_choices))
 
-    def validate(self) -> None:
-        """Raises ClientError before anything has been started, for any of the prompts."""
-        for prompt in self._prompts:
-            self._engine.validate(prompt, self.params)
+    def validate(self, field: str) -> None:
+        """Raises ClientError before anything has been started, for any of the prompts. field: where they came from."""
+        for number, prompt in enumerate(self._prompts):
+            param = field if len(self._prompts) == 1 else f"{field}[{number}]"
+            self._engine.validate(prompt, self.params, prompt_param=param)
 
     @property
     def usage(self) -> Usage:
@@ -97,7 +98,8 @@ class Generation:
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 if delta.index == 0:
-                    self._cached_tokens[prompt_number] = delta.num_cached_tokens
+                    cached = max(self._cached_tokens[prompt_number], delta.num_cached_tokens)
+                    self._cached_tokens[prompt_number] = cached
                 delta.index += prompt_number * self.params.n
                 yield delta
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.errors import ClientError
 from octavo.server.api import ServingEngine
-from octavo.server.endpoint import check_model, unix_time
+from octavo.server.endpoint import check_model
 from octavo.server.errors import send_error
 from octavo.server.responses import Receive, Scope, Send, send_json
 
@@ -14,7 +14,6 @@ from octavo.server.responses import Receive, Scope, Send, send_json
 class ModelsEndpoint:
     def __init__(self, engine: ServingEngine):
         self._engine = engine
-        self._created = unix_time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info = self._engine.info
@@ -34,7 +33,7 @@ class ModelsEndpoint:
         return {
             "id": name,
             "object": "model",
-            "created": self._created,
+            "created": info.created,
             "owned_by": "octavo",
             "root": info.served_model_names[0],
             "parent": None,

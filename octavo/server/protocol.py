@@ -7,6 +7,8 @@ types and ranges are right. Nothing is ignored and nothing is guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -57,44 +59,38 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def make_sampling_params(self, default_max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Raises InvalidRequestError for what SamplingParams refuses, in the sender's names."""
-        max_tokens, name = self._max_tokens()
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """Errors about max_tokens speak of max_completion_tokens, if that is what was sent."""
         try:
-            return SamplingParams(
-                n=self.n,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=self.top_k,
-                min_p=self.min_p,
-                seed=self.seed,
-                max_tokens=default_max_tokens if max_tokens is None else max_tokens,
-                min_tokens=self.min_tokens,
-                stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-                stop_token_ids=tuple(self.stop_token_ids),
-                ignore_eos=self.ignore_eos,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                repetition_penalty=self.repetition_penalty,
-                logprobs=logprobs,
-            )
+            yield
         except InvalidRequestError as error:
-            if error.param == "max_tokens" and name != "max_tokens":
-                message = error.message.replace("max_tokens", name, 1)
-                raise InvalidRequestError(message, param=name, value=error.value, code=error.code) from None
-            raise
+            name = "max_completion_tokens"
+            if error.param != "max_tokens" or self.max_completion_tokens is None:
+                raise
+            message = error.message.replace("max_tokens", name)
+            raise InvalidRequestError(message, param=name, value=error.value, code=error.code) from None
 
-    def _max_tokens(self) -> tuple[int | None, str]:
-        if self.max_completion_tokens is None:
-            return self.max_tokens, "max_tokens"
-        if self.max_tokens is not None and self.max_tokens != self.max_completion_tokens:
-            raise InvalidRequestError(
-                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; "
-                "they mean the same, send one of them.",
-                param="max_completion_tokens",
-                value=self.max_completion_tokens,
-            )
-        return self.max_completion_tokens, "max_completion_tokens"
+    def make_sampling_params(self, default_max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Raises InvalidRequestError for what SamplingParams refuses."""
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return SamplingParams(
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=default_max_tokens if max_tokens is None else max_tokens,
+            min_tokens=self.min_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logprobs=logprobs,
+        )
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -214,6 +210,12 @@ def _check_shared(request: SamplingFields) -> None:
         )
     if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
         _refuse("priority", request.priority, f"it must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}")
+    if request.max_completion_tokens is not None and request.max_tokens not in (None, request.max_completion_tokens):
+        _refuse(
+            "max_completion_tokens",
+            request.max_completion_tokens,
+            f"max_tokens is {request.max_tokens}; they mean the same, send one of them",
+        )
     if request.stream_options is not None:
         if not request.stream:
             _refuse("stream_options", "set", "it needs stream to be true", show=str)

@@ -49,6 +49,7 @@ class FakeInfo:
     served_model_names: tuple[str, ...] = ("fake", "also-fake")
     max_model_len: int = 128
     vocab_size: int = 257
+    created: int = 1700000000
 
 
 @dataclass
@@ -121,15 +122,18 @@ class FakeEngine:
         self.aborted = asyncio.Event()
         self.waiting = asyncio.Event()
         self.drained_with: list[float] = []
-        self._draining = asyncio.Event()
+        self._shutting_down = asyncio.Event()
+        self.is_shut_down = False
 
-    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def validate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, prompt_param: str = "prompt"
+    ) -> None:
         if any(not 0 <= token_id < self.info.vocab_size for token_id in prompt_token_ids):
-            raise InvalidRequestError("prompt holds a token id outside the vocabulary.", param="prompt")
+            raise InvalidRequestError(f"{prompt_param} holds a token id outside the vocabulary.", param=prompt_param)
         if len(prompt_token_ids) >= self.info.max_model_len:
             raise InvalidRequestError(
                 f"The prompt has {len(prompt_token_ids)} tokens, but max_model_len is {self.info.max_model_len}.",
-                param="prompt",
+                param=prompt_param,
                 code="context_length_exceeded",
             )
 
@@ -150,9 +154,8 @@ class FakeEngine:
                     raise step
                 if step is None:
                     self.waiting.set()
-                    await self._draining.wait()
-                    yield CompletionDelta(index=0, finish_reason="abort", is_final=True)
-                    return
+                    await self._shutting_down.wait()
+                    raise EngineDeadError("The server is shutting down.", code="shutting_down")
                 await asyncio.sleep(0)
                 yield step
             call.is_finished = True
@@ -165,9 +168,18 @@ class FakeEngine:
         if self.is_dead:
             raise EngineDeadError("The engine process died and is being started again.")
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float) -> bool:
         self.drained_with.append(timeout_s)
-        self._draining.set()
+        try:
+            await asyncio.wait_for(self._is_empty(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
     async def shutdown(self) -> None:
-        self._draining.set()
+        self.is_shut_down = True
+        self._shutting_down.set()
+
+    async def _is_empty(self) -> None:
+        while any(not call.is_finished and not call.is_aborted for call in self.calls):
+            await asyncio.sleep(0.001)

