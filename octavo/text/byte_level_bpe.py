@@ -108,14 +108,20 @@ def build_byte_level_bpe(
     return library
 
 
-def add_marked_tokens(library: tokenizers.Tokenizer, tokens: Sequence[str], token_types: Sequence[int]) -> None:
-    """Tell the library which tokens are found in the text before anything else: control (special) and user-defined."""
+def add_marked_tokens(
+    library: tokenizers.Tokenizer, tokens: Sequence[str], token_types: Sequence[int], normalized: str = ""
+) -> None:
+    """Tell the library which tokens are found in the text before anything else: control (special) and user-defined.
+
+    normalized: user-defined tokens with one of these characters are found in the normalized text instead
+    """
     special, ordinary = [], []
     for token, token_type in zip(tokens, token_types, strict=True):
         if token_type in (TokenType.CONTROL, TokenType.UNKNOWN):
             special.append(AddedToken(token, normalized=False, special=True))
         elif token_type == TokenType.USER_DEFINED:
-            ordinary.append(AddedToken(token, normalized=False, special=False))
+            is_normalized = any(character in token for character in normalized)
+            ordinary.append(AddedToken(token, normalized=is_normalized, special=False))
     library.add_special_tokens(special)
     library.add_tokens(ordinary)
 

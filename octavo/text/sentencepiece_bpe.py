@@ -55,7 +55,10 @@ def build_sentencepiece_bpe(vocabulary: SentencePieceVocabulary) -> tokenizers.T
     else:
         library.normalizer = space_to_mark
     library.decoder = decoders.Sequence(decoder_steps)
-    add_marked_tokens(library, tokens, vocabulary.token_types)
+    # Runs of spaces are tokens of Gemma; in its text a written-out mark is a space like any other. (With a space prefix
+    # the library would put one before the token too.)
+    spaces = "" if vocabulary.adds_space_prefix else " " + SPACE_MARK
+    add_marked_tokens(library, tokens, vocabulary.token_types, normalized=spaces)
     return library
 
 

@@ -335,10 +335,12 @@ def download_wheel_with_pip(requirement: str, folder: Path, progress: Progress) 
     ) as pip:
         reader = threading.Thread(target=lambda: lines.extend(pip.stdout or ()), daemon=True)
         reader.start()
+        done = 0
         try:
             while reader.is_alive():
                 reader.join(timeout=0.2)
-                progress(activity, _size_of_wheels_below(incoming), _read_announced_size(lines))
+                done = max(done, _size_of_wheels_below(incoming))
+                progress(activity, done, _read_announced_size(lines))
         except BaseException:
             pip.kill()
             raise
