@@ -184,16 +184,16 @@ def _rope_scaling(keys: _Keys) -> Scaling | None:
 
 def _layer_windows(keys: _Keys, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     window = keys.get("attention.sliding_window", 0)
-    if window in (0, None):
+    if window in (0, None) and architecture != "gemma3":
         return (None,) * num_layers
     window = keys.positive_int("attention.sliding_window")
     if architecture == "gemma3":
-        pattern = keys.get("attention.sliding_window_pattern", _GEMMA_WINDOW_PATTERN)
+        pattern = keys.get("attention.sliding_window_pattern")
         if isinstance(pattern, list):
             if len(pattern) != num_layers:
                 raise CorruptFileError(f"attention.sliding_window_pattern must list {num_layers} layers")
             return tuple(window if is_sliding else None for is_sliding in pattern)
-        pattern = max(1, int(pattern))
+        pattern = keys.positive_int("attention.sliding_window_pattern", default=_GEMMA_WINDOW_PATTERN)
         return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
     if architecture == "llama" or window >= keys.positive_int("context_length"):
         return (window,) * num_layers

@@ -114,26 +114,26 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     architecture = architecture_of_hf(config)
     settings = _Settings(_text_part(config), _DEFAULTS[architecture])
     settings.refuse_unsupported(architecture)
-    num_heads = settings.positive_int("num_attention_heads")
-    hidden_size = settings.positive_int("hidden_size")
-    num_layers = settings.positive_int("num_hidden_layers")
-    head_dim = settings.positive_int("head_dim", default=max(1, hidden_size // num_heads))
+    num_heads = settings.whole_number("num_attention_heads")
+    hidden_size = settings.whole_number("hidden_size")
+    num_layers = settings.whole_number("num_hidden_layers")
+    head_dim = settings.whole_number("head_dim", default=max(1, hidden_size // num_heads))
     attention_bias = architecture == "qwen2" or settings.flag("attention_bias")
     is_gemma = architecture == "gemma3"
     rope, local_rope = _ropes(settings, head_dim, has_local=is_gemma)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=settings.positive_int("vocab_size"),
+        vocab_size=settings.whole_number("vocab_size"),
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=settings.positive_int("num_key_value_heads", default=num_heads),
+        num_kv_heads=settings.whole_number("num_key_value_heads", default=num_heads),
         head_dim=head_dim,
-        intermediate_size=settings.positive_int("intermediate_size"),
+        intermediate_size=settings.whole_number("intermediate_size"),
         rms_norm_eps=settings.positive_float("rms_norm_eps"),
         rope=rope,
         local_rope=local_rope,
-        max_position_embeddings=settings.positive_int("max_position_embeddings"),
+        max_position_embeddings=settings.whole_number("max_position_embeddings"),
         layer_windows=_layer_windows(settings, architecture, num_layers),
         query_scale=settings.positive_float("query_pre_attn_scalar", default=head_dim) ** -0.5
         if is_gemma
@@ -177,14 +177,14 @@ class _Settings:
             return self._config[key]
         return self._defaults.get(key, default)
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def whole_number(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         value = self.get(key)
         if value is None:
             value = default
         if value is None:
             raise CorruptFileError(f"config.json: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise CorruptFileError(f"config.json: {key} is {value!r}, not a positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
+            raise CorruptFileError(f"config.json: {key} is {value!r}, not a whole number of at least {minimum}")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
@@ -226,7 +226,10 @@ def _ropes(settings: _Settings, head_dim: int, *, has_local: bool) -> tuple[Rope
         if not isinstance(full, Mapping):
             raise CorruptFileError("config.json: rope_parameters has no full_attention")
     else:
-        full = dict(settings.get("rope_scaling") or {})
+        scaling = settings.get("rope_scaling") or {}
+        if not isinstance(scaling, Mapping):
+            raise CorruptFileError(f"config.json: rope_scaling is {scaling!r}, not an object")
+        full = dict(scaling)
         full.setdefault("rope_theta", settings.get("rope_theta", 10_000.0))
         local = None
     rope = _rope(full, head_dim, settings)
@@ -270,8 +273,8 @@ def _layer_windows(settings: _Settings, architecture: str, num_layers: int) -> t
         window = None
     if architecture == "llama":  # the class has no window, whatever its file says
         window = None
-    if window is not None:
-        window = settings.positive_int("sliding_window")
+    if window is not None or architecture == "gemma3":  # whose windowed layers have a rotary embedding of their own
+        window = settings.whole_number("sliding_window")
     if layer_types is None:
         layer_types = [
             "sliding_attention" if _is_sliding(settings, architecture, layer) else "full_attention"
@@ -287,10 +290,9 @@ def _layer_windows(settings: _Settings, architecture: str, num_layers: int) -> t
 
 def _is_sliding(settings: _Settings, architecture: str, layer: int) -> bool:
     if architecture == "gemma3":
-        pattern = settings.get("_sliding_window_pattern", settings.get("sliding_window_pattern"))
-        return (layer + 1) % max(1, int(pattern)) != 0
+        return (layer + 1) % settings.whole_number("sliding_window_pattern") != 0
     if architecture in ("qwen2", "qwen3"):
-        return layer >= settings.get("max_window_layers")
+        return layer >= settings.whole_number("max_window_layers", minimum=0)
     return True
 
 
