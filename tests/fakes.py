@@ -11,6 +11,15 @@ from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, Schedul
 Slot = tuple[int, int]  # (block id, offset)
 
 
+class BrokenPlan(BaseException):
+    """The core asks for something wrong. Not an Exception: the core must not take it for a failure of the device."""
+
+
+def require(condition: bool, complaint: object) -> None:
+    if not condition:
+        raise BrokenPlan(complaint)
+
+
 class SimulatedKV:
     """KV memory of all groups, by slot."""
 
@@ -19,8 +28,9 @@ class SimulatedKV:
         self.slots: dict[Slot, int] = {}
 
     def slot(self, table: list[int], position: int) -> Slot:
+        require(position // self.block_size < len(table), f"position {position} is beyond the table {table}")
         block_id = table[position // self.block_size]
-        assert block_id >= 0, f"position {position} is in a block that was let go"
+        require(block_id >= 0, f"position {position} is in a block that was let go")
         return block_id, position % self.block_size
 
     def copy_block(self, source: int, destination: int) -> None:
@@ -63,7 +73,7 @@ class FakeExecutor:
         self.finished_seq_ids: list[int] = []
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        assert plan.scheduled, "an empty step is not executed"
+        require(bool(plan.scheduled), "an empty step is not executed")
         self.num_steps += 1
         self.finished_seq_ids += plan.finished_seq_ids
         if self.fail_next_at_once:
@@ -91,8 +101,8 @@ class FakeExecutor:
     def _run(self, scheduled: ScheduledSequence, written: set[Slot]) -> int:
         start = scheduled.num_computed_tokens
         end = start + scheduled.num_scheduled_tokens
-        assert 0 <= start < end <= len(scheduled.token_ids), (start, end, len(scheduled.token_ids))
-        assert scheduled.is_sampling == (end == len(scheduled.token_ids)), scheduled
+        require(0 <= start < end <= len(scheduled.token_ids), scheduled)
+        require(scheduled.is_sampling == (end == len(scheduled.token_ids)), scheduled)
         state = 0
         for position in range(start, end):
             state = 0
@@ -102,7 +112,7 @@ class FakeExecutor:
                 value = hash((scheduled.token_ids[position], position, context))
                 slot = self.kv.slot(table, position)
                 if position >= scheduled.num_written_tokens:
-                    assert slot not in written, f"two sequences write slot {slot}"
+                    require(slot not in written, f"two sequences write slot {slot}")
                     written.add(slot)
                     self.kv.slots[slot] = value
                 state = hash((state, self.kv.slots.get(slot, -1)))

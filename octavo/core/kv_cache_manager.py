@@ -355,11 +355,14 @@ class KVCacheManager:
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    def check_invariants(self, sequences: Iterable[Sequence]) -> None:
-        """Between steps; `sequences` are all that may hold blocks. O(num_blocks), for tests and debugging."""
+    def check_invariants(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
+        """Between steps. O(num_blocks), for tests and debugging."""
         self.pool.check_invariants()
+        running_ids = {sequence.seq_id for sequence in running}
+        assert running_ids >= set(self._in_flight.values()), (running_ids, self._in_flight)
+        assert {sequence.seq_id for sequence in waiting} >= set(self.forks), self.forks
         num_holders = [0] * self.pool.num_blocks
-        for sequence in sequences:
+        for sequence in (*running, *waiting):
             lengths = {len(table) for table in sequence.block_tables}
             assert len(lengths) == 1, sequence
             assert sequence.num_written_tokens >= sequence.num_computed_tokens, sequence

@@ -286,7 +286,7 @@ class Scheduler:
                 assert sequence.num_computed_tokens < sequence.num_tokens, sequence
         assert not by_id, f"in no queue: {by_id}"
         assert len(self.running) <= self.config.max_num_seqs, self.running
-        self.kv_cache.check_invariants([*self.running, *self.waiting])
+        self.kv_cache.check_invariants(self.running, self.waiting)
 
 
 def _find_failure(seq_id: int, is_sampling: bool, output: ModelRunnerOutput) -> str | None:

@@ -1,7 +1,8 @@
 """Random traces: whatever is added, aborted or fails, and when, every sequence gets the tokens of its run alone.
 
 The executor computes through simulated KV slots (tests/fakes.py), so a wrong block table, a missing copy, a block used
-after it was freed or a shared block overwritten shows as other tokens.
+after it was freed or a shared block overwritten shows as other tokens. OCTAVO_TRACE_EXAMPLES=10000 makes it a soak of
+two minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from octavo.core.interfaces import CoreConfig, FinishReason, ScheduledSequence, 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sequence import Sequence
-from tests.fakes import FakeExecutor
+from tests.fakes import FakeExecutor, require
 
 VOCAB_SIZE = 12
 EOS = (0,)
@@ -97,17 +98,17 @@ class CheckedExecutor(FakeExecutor):
         self.core: EngineCore | None = None
 
     def execute(self, plan: SchedulerOutput) -> Any:
-        assert plan.num_scheduled_tokens <= self.config.max_num_batched_tokens
-        assert len(plan.scheduled) <= self.config.max_num_seqs
+        require(plan.num_scheduled_tokens <= self.config.max_num_batched_tokens, "over the budget")
+        require(len(plan.scheduled) <= self.config.max_num_seqs, "too many sequences")
         seq_ids = [scheduled.seq_id for scheduled in plan.scheduled]
-        assert len(set(seq_ids)) == len(seq_ids)
-        assert not set(seq_ids) & set(plan.preempted_seq_ids)
+        require(len(set(seq_ids)) == len(seq_ids), seq_ids)
+        require(not set(seq_ids) & set(plan.preempted_seq_ids), "scheduled and preempted")
         held = {block for scheduled in plan.scheduled for table in scheduled.block_tables for block in table}
-        assert all(destination in held for _, destination in plan.block_copies)
+        require(all(destination in held for _, destination in plan.block_copies), plan.block_copies)
         if not self.config.enable_chunked_prefill:
             for scheduled in plan.scheduled:
                 is_cut = len(scheduled.token_ids) > self.config.max_num_batched_tokens
-                assert scheduled.is_sampling or is_cut, scheduled
+                require(scheduled.is_sampling or is_cut, scheduled)
         self._check_writes(plan)
         return super().execute(plan)
 
@@ -120,8 +121,8 @@ class CheckedExecutor(FakeExecutor):
             for position in range(max(scheduled.num_computed_tokens, scheduled.num_written_tokens), end):
                 for table in scheduled.block_tables:
                     block = blocks[table[position // self.config.block_size]]
-                    assert block.ref_count == 1, (block, scheduled)
-                    assert block.block_hash is None, (block, scheduled)
+                    require(block.ref_count == 1, (block, scheduled))
+                    require(block.block_hash is None, (block, scheduled))
 
 
 @dataclass
@@ -174,7 +175,10 @@ class Trace:
         core.check_invariants()
 
     def step(self) -> None:
-        self.take(self.core.step(0.0).outputs)
+        had_work = self.core.has_unfinished()
+        result = self.core.step(0.0)
+        assert (result.stats.num_scheduled_tokens > 0) == had_work, "every step gets somebody further"
+        self.take(result.outputs)
         self.core.check_invariants()
         stats = self.core.stats()
         assert stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks == self.config.num_blocks
