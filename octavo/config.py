@@ -46,7 +46,6 @@ POLICIES = ("fcfs", "priority")
 _ITEM_BYTES = {"float16": 2, "float32": 4}
 
 T = TypeVar("T")
-BlocksFor = Callable[[int], int]  # the blocks of one sequence of so many tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,7 @@ class EngineConfig:
 
     served_model_names:   at least one
     dtype:                of the weights: "checkpoint" (each as the file has it), "float32", "float16" or "bfloat16"
-    max_model_len_reason: "typed", "model" or "memory", as in StartReport
+    max_model_len_reason: "typed", "model", "step" or "memory", as in StartReport
     notes:                sentences for the start-up page
     """
 
@@ -207,11 +206,20 @@ def resolve_config(
     block_size = _or(args.block_size, DEFAULT_BLOCK_SIZE)
     kv_cache_dtype = _resolve_kv_cache_dtype(args)
     block_bytes = facts.kv_elements_per_slot * block_size * _ITEM_BYTES[kv_cache_dtype]
-    plan = _fit_memory(args, facts, machine, weights_bytes, block_size, block_bytes, max_positions or facts.window)
+    fit = _MemoryFit(
+        args=args,
+        facts=facts,
+        machine=machine,
+        weights_bytes=weights_bytes,
+        block_size=block_size,
+        block_bytes=block_bytes,
+    )
+    plan = fit.fit(max_positions or facts.window)
+    reason = _explain_length(args, plan, facts.window)
     core = CoreConfig(
         block_size=block_size,
         num_blocks=plan.num_blocks,
-        max_model_len=plan.max_model_len,
+        max_model_len=plan.longest,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         kv_group_windows=facts.kv_group_windows,
@@ -234,9 +242,9 @@ def resolve_config(
         enforce_eager=_or(args.enforce_eager, False),
         tensor_parallel_size=1,
         core=core,
-        max_model_len_reason=plan.reason,
+        max_model_len_reason=reason,
         ledger=_make_ledger(plan, core, block_bytes, weights_bytes),
-        notes=_notes(args, facts, machine, plan, threads),
+        notes=_notes(args, facts, machine, plan, reason, threads),
     )
 
 
@@ -263,145 +271,210 @@ def blocks_for_sequence(
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MemoryPlan:
-    budget_bytes: int
-    budget_note: str
-    workspace_bytes: int
-    num_blocks: int
-    max_model_len: int
-    reason: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
 def _resolve_kv_cache_dtype(args: EngineArgs) -> str:
     if args.kv_cache_dtype not in (None, "auto"):
         return args.kv_cache_dtype
     return "float32" if args.dtype == "float32" else "float16"
 
 
-def _fit_memory(
-    args: EngineArgs,
-    facts: ModelFacts,
-    machine: Machine,
-    weights_bytes: int,
-    block_size: int,
-    block_bytes: int,
-    max_positions: int,
-) -> _MemoryPlan:
-    """The largest max_model_len that fits, and the pool for it; or a refusal of what was typed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryPlan:
+    """What is left of the memory for the cache when sequences of `wanted_len` tokens are to be run.
 
-    Without chunked prefill a whole prompt is one step, so the step's size, its workspace and with it what is left for
-    the cache depend on max_model_len: it is cut until it agrees with itself. Each round cuts, so it ends.
+    longest: up to wanted_len, the longest sequence that fits; less means that wanted_len does not
     """
-    wanted_len = _or(args.max_model_len, min(facts.window, max_positions))
-    while True:
-        max_num_seqs, max_batched = _resolve_batching(args, wanted_len)
-        workspace = _PROCESS_BYTES + 4 * (max_batched * facts.row_elements + 2 * max_num_seqs * facts.vocab_size)
 
+    wanted_len: int
+    longest: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    budget_bytes: int
+    budget_note: str
+    workspace_bytes: int
+    num_blocks: int
+    one_sequence_bytes: int
+    smallest_pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryFit:
+    """Fits max_model_len and the pool to the memory, or says why what was typed cannot be."""
+
+    args: EngineArgs
+    facts: ModelFacts
+    machine: Machine
+    weights_bytes: int
+    block_size: int
+    block_bytes: int
+
+    def fit(self, max_positions: int) -> _MemoryPlan:
+        """The plan for the largest max_model_len, its `longest`."""
+        args = self.args
+        has_whole_prompts = args.enable_chunked_prefill is False
+        if args.max_model_len is not None:
+            plan = self._plan(args.max_model_len)
+        else:
+            wanted_len = min(self.facts.window, max_positions)
+            if has_whole_prompts and args.max_num_batched_tokens is not None:
+                wanted_len = min(wanted_len, max(args.max_num_batched_tokens, MIN_MAX_MODEL_LEN))
+            plan = self._plan(wanted_len)
+            if has_whole_prompts and plan.longest < wanted_len:
+                # The step and its workspace grow with the length, so a shorter one leaves more to the cache.
+                fits = _find_largest(wanted_len, lambda length: self._plan(length).longest == length)
+                plan = self._plan(max(fits, MIN_MAX_MODEL_LEN))
+        self._check(plan, has_whole_prompts)
+        return plan
+
+    def _plan(self, wanted_len: int) -> _MemoryPlan:
+        max_num_seqs, max_batched = self._resolve_batching(wanted_len)
+        workspace = 4 * (max_batched * self.facts.row_elements + 2 * max_num_seqs * self.facts.vocab_size)
+        workspace += _PROCESS_BYTES
         blocks_for = partial(
             blocks_for_sequence,
-            kv_group_windows=facts.kv_group_windows,
-            block_size=block_size,
+            kv_group_windows=self.facts.kv_group_windows,
+            block_size=self.block_size,
             max_chunk=max_batched,
         )
+        one_sequence = blocks_for(wanted_len) * self.block_bytes
+        budget, note, pool = self._share_out(self.weights_bytes + workspace, one_sequence, max_num_seqs)
+        num_blocks = max(pool, 0) // self.block_bytes
+        return _MemoryPlan(
+            wanted_len=wanted_len,
+            longest=_find_largest(wanted_len, lambda length: blocks_for(length) <= num_blocks),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_batched,
+            budget_bytes=budget,
+            budget_note=note,
+            workspace_bytes=workspace,
+            num_blocks=num_blocks,
+            one_sequence_bytes=one_sequence,
+            smallest_pool_bytes=blocks_for(MIN_MAX_MODEL_LEN) * self.block_bytes,
+        )
 
-        one_sequence = blocks_for(wanted_len) * block_bytes
-        fixed = weights_bytes + workspace
-        budget, note = _budget(args, machine, fixed, one_sequence)
+    def _resolve_batching(self, max_model_len: int) -> tuple[int, int]:
+        """(max_num_seqs, max_num_batched_tokens). Every running sequence must get its token in every step."""
+        args = self.args
+        batched = args.max_num_batched_tokens
+        if batched is None:
+            batched = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, _or(args.max_num_seqs, 0))
+            if args.enable_chunked_prefill is False:
+                batched = max(batched, max_model_len)
+        return _or(args.max_num_seqs, min(DEFAULT_MAX_NUM_SEQS, batched)), batched
+
+    def _share_out(self, fixed_bytes: int, one_sequence_bytes: int, max_num_seqs: int) -> tuple[int, str, int]:
+        """(budget, how it came about, the cache's part, negative when there is none)."""
+        args, total = self.args, self.machine.total_bytes
         if args.kv_cache_memory_bytes is not None:
-            pool = args.kv_cache_memory_bytes
-            budget = fixed + pool
-            if budget > machine.total_bytes:
-                _refuse(
-                    "--kv-cache-memory-bytes",
-                    pool,
-                    f"with the weights ({format_bytes(weights_bytes)}) and the workspace ({format_bytes(workspace)}) "
-                    f"that is {format_bytes(budget)} of {format_bytes(machine.total_bytes)} of memory; "
-                    f"use at most {max(machine.total_bytes - fixed, 0)}",
-                )
+            return fixed_bytes + args.kv_cache_memory_bytes, "--kv-cache-memory-bytes", args.kv_cache_memory_bytes
+        if args.gpu_memory_utilization is not None:
+            budget = int(total * args.gpu_memory_utilization)
+            return budget, f"{args.gpu_memory_utilization:g} of {format_bytes(total)}", budget - fixed_bytes
+        usual = int(total * DEFAULT_CPU_MEMORY_UTILIZATION)
+        ceiling = int(self.machine.available_bytes * _MAX_SHARE_OF_AVAILABLE)
+        budget = min(max(usual, fixed_bytes + one_sequence_bytes), ceiling)
+        if budget == ceiling:
+            note = f"{_MAX_SHARE_OF_AVAILABLE:g} of the {format_bytes(self.machine.available_bytes)} that are free"
+        elif budget == usual:
+            note = f"half of {format_bytes(total)}"
         else:
-            pool = budget - fixed
-            if args.gpu_memory_utilization is None:
-                cap = max(_DEFAULT_POOL_BYTES, machine.total_bytes // 8, one_sequence)
-                pool = min(pool, max_num_seqs * one_sequence, cap)
-        num_blocks = max(pool, 0) // block_bytes
-        longest = _longest_fit(num_blocks, wanted_len, blocks_for)
-        if longest < MIN_MAX_MODEL_LEN:
-            smallest_pool = blocks_for(MIN_MAX_MODEL_LEN) * block_bytes
-            _refuse_nothing_fits(args, machine, weights_bytes, workspace, budget, smallest_pool)
-        if longest < wanted_len and args.max_model_len is not None:
+            note = "what the weights and one full-length sequence need"
+        cap = max(_DEFAULT_POOL_BYTES, total // 8, one_sequence_bytes)
+        return budget, note, min(budget - fixed_bytes, max_num_seqs * one_sequence_bytes, cap)
+
+    def _check(self, plan: _MemoryPlan, has_whole_prompts: bool) -> None:
+        args, total = self.args, self.machine.total_bytes
+        fixed = self.weights_bytes + plan.workspace_bytes
+        if args.kv_cache_memory_bytes is not None and plan.budget_bytes > total:
+            _refuse(
+                "--kv-cache-memory-bytes",
+                args.kv_cache_memory_bytes,
+                f"with {self._describe_fixed(plan)} that is {format_bytes(plan.budget_bytes)} of "
+                f"{format_bytes(total)} of memory; use at most {max(total - fixed, 0)}",
+            )
+        if plan.longest < MIN_MAX_MODEL_LEN:
+            self._refuse_nothing_fits(plan)
+        if plan.longest < plan.wanted_len and args.max_model_len is not None:
             _refuse(
                 "--max-model-len",
                 args.max_model_len,
-                f"one such sequence needs {format_bytes(one_sequence)} of cache, and there are "
-                f"{format_bytes(num_blocks * block_bytes)} for it; use at most {longest}, "
-                + _more_memory(args, machine, fixed + one_sequence, one_sequence),
+                f"one such sequence needs {format_bytes(plan.one_sequence_bytes)} of cache, and there are "
+                f"{format_bytes(plan.num_blocks * self.block_bytes)} for it; use at most {plan.longest}, "
+                + self._suggest_more_memory(fixed + plan.one_sequence_bytes, plan.one_sequence_bytes),
             )
-        if longest >= wanted_len or _or(args.enable_chunked_prefill, True) or args.max_num_batched_tokens is not None:
-            break
-        wanted_len = longest
-    max_model_len = min(longest, wanted_len)
-    if args.max_model_len is not None:
-        reason = "typed"
-    else:
-        reason = "model" if max_model_len == facts.window else "memory"
-    if args.enable_chunked_prefill is False and max_batched < max_model_len:
-        _refuse(
-            "--max-num-batched-tokens",
-            max_batched,
-            f"without chunked prefill a prompt of up to max_model_len, {max_model_len} tokens, is one step; "
-            f"use at least {max_model_len}, or --max-model-len {max_batched}, or --enable-chunked-prefill",
+        if has_whole_prompts and plan.max_num_batched_tokens < plan.longest:
+            _refuse(
+                "--max-num-batched-tokens",
+                plan.max_num_batched_tokens,
+                f"without chunked prefill a prompt of up to max_model_len, {plan.longest} tokens, is one step; "
+                f"use at least {plan.longest}, or --max-model-len {plan.max_num_batched_tokens}, "
+                "or --enable-chunked-prefill",
+            )
+
+    def _describe_fixed(self, plan: _MemoryPlan) -> str:
+        return (
+            f"the weights ({format_bytes(self.weights_bytes)}) and the workspace ({format_bytes(plan.workspace_bytes)})"
         )
-    return _MemoryPlan(
-        budget_bytes=budget,
-        budget_note=note,
-        workspace_bytes=workspace,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        reason=reason,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_batched,
-    )
+
+    def _suggest_more_memory(self, needed_bytes: int, cache_bytes: int) -> str:
+        """The way out, as the end of a sentence, by the option that set the limit."""
+        if self.args.kv_cache_memory_bytes is not None:
+            return f"or --kv-cache-memory-bytes {cache_bytes}"
+        share = _round_share_up(needed_bytes, self.machine.total_bytes)
+        if share <= 1:
+            return f"or --gpu-memory-utilization {share:g}"
+        return "or a machine with more memory: all of this one's would not do"
+
+    def _refuse_nothing_fits(self, plan: _MemoryPlan) -> NoReturn:
+        args, total, smallest_pool = self.args, self.machine.total_bytes, plan.smallest_pool_bytes
+        if args.kv_cache_memory_bytes is not None:
+            _refuse(
+                "--kv-cache-memory-bytes",
+                args.kv_cache_memory_bytes,
+                f"a sequence of {MIN_MAX_MODEL_LEN} tokens, the shortest that we start with, needs {smallest_pool}; "
+                f"leave the option out, or give at least {smallest_pool}",
+            )
+        needed = self.weights_bytes + plan.workspace_bytes + smallest_pool
+        if needed > total:
+            raise ConfigError(
+                f"The model does not fit: {self._describe_fixed(plan)} need more than this machine's "
+                f"{format_bytes(total)} of memory. Use a smaller or a more strongly quantized model, "
+                "or a smaller --max-num-batched-tokens.",
+                option="--model",
+            )
+        raise ConfigError(
+            f"No memory is left for the KV cache: {self._describe_fixed(plan)} fill the "
+            f"{format_bytes(plan.budget_bytes)} that we may use, {plan.budget_note}. "
+            f"Use --gpu-memory-utilization {_round_share_up(needed, total):g} or more, "
+            "a smaller --max-num-batched-tokens, or a smaller model.",
+            option="--gpu-memory-utilization",
+        )
 
 
-def _resolve_batching(args: EngineArgs, max_model_len: int) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens). Every running sequence must get its token in every step."""
-    batched = args.max_num_batched_tokens
-    if batched is None:
-        batched = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, _or(args.max_num_seqs, 0))
-        if args.enable_chunked_prefill is False:
-            batched = max(batched, max_model_len)
-    return _or(args.max_num_seqs, min(DEFAULT_MAX_NUM_SEQS, batched)), batched
-
-
-def _budget(args: EngineArgs, machine: Machine, fixed_bytes: int, one_sequence_bytes: int) -> tuple[int, str]:
-    total = machine.total_bytes
-    share = args.gpu_memory_utilization
-    if share is not None:
-        return int(total * share), f"{share:g} of {format_bytes(total)}"
-    usual = int(total * DEFAULT_CPU_MEMORY_UTILIZATION)
-    ceiling = int(machine.available_bytes * _MAX_SHARE_OF_AVAILABLE)
-    wanted = max(usual, fixed_bytes + one_sequence_bytes)
-    budget = min(wanted, ceiling)
-    if budget == usual:
-        return budget, f"half of {format_bytes(total)}"
-    if budget == ceiling:
-        return budget, f"{_MAX_SHARE_OF_AVAILABLE:g} of the {format_bytes(machine.available_bytes)} that are free"
-    return budget, "what the weights and one full-length sequence need"
-
-
-def _longest_fit(num_blocks: int, wanted_len: int, blocks_for: BlocksFor) -> int:
-    """The largest length up to wanted_len whose blocks fit; 0 for none. blocks_for never falls as the length grows."""
-    low, high = 0, wanted_len
+def _find_largest(high: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `high` that fits, 0 for none; what is smaller than one that fits must fit too."""
+    low = 0
     while low < high:
         middle = (low + high + 1) // 2
-        if blocks_for(middle) <= num_blocks:
+        if fits(middle):
             low = middle
         else:
             high = middle - 1
     return low
+
+
+def _round_share_up(part_bytes: int, total_bytes: int) -> float:
+    return math.ceil(100 * part_bytes / total_bytes) / 100
+
+
+def _explain_length(args: EngineArgs, plan: _MemoryPlan, window: int) -> str:
+    """ "typed", "model", "step" or "memory"; see StartReport."""
+    if args.max_model_len is not None:
+        return "typed"
+    if plan.longest == window:
+        return "model"
+    if args.enable_chunked_prefill is False and plan.longest == args.max_num_batched_tokens:
+        return "step"
+    return "memory"
 
 
 def _make_ledger(plan: _MemoryPlan, core: CoreConfig, block_bytes: int, weights_bytes: int) -> MemoryLedger:
@@ -412,6 +485,7 @@ def _make_ledger(plan: _MemoryPlan, core: CoreConfig, block_bytes: int, weights_
     )
     return MemoryLedger(
         budget_bytes=plan.budget_bytes,
+        budget_note=plan.budget_note,
         rows=(
             LedgerRow("weights", weights_bytes),
             LedgerRow("KV cache", cache_bytes, "reserved; taken from the system as blocks are first used"),
@@ -425,12 +499,19 @@ def _make_ledger(plan: _MemoryPlan, core: CoreConfig, block_bytes: int, weights_
     )
 
 
-def _notes(args: EngineArgs, facts: ModelFacts, machine: Machine, plan: _MemoryPlan, threads: int) -> tuple[str, ...]:
+def _notes(
+    args: EngineArgs, facts: ModelFacts, machine: Machine, plan: _MemoryPlan, reason: str, threads: int
+) -> tuple[str, ...]:
     notes = []
-    if plan.reason == "memory":
+    if reason == "memory":
         notes.append(
-            f"max_model_len is {plan.max_model_len}, the most that fits in the cache; the model's window is "
+            f"max_model_len is {plan.longest}, the most that fits in the cache; the model's window is "
             f"{facts.window}. --gpu-memory-utilization or --kv-cache-memory-bytes gives the cache more."
+        )
+    if reason == "step":
+        notes.append(
+            f"max_model_len is {plan.longest}, as without chunked prefill a whole prompt is one step of "
+            f"--max-num-batched-tokens; the model's window is {facts.window}."
         )
     if args.enforce_eager:
         notes.append("--enforce-eager has no effect on a CPU: no graphs are captured, every step runs eagerly.")
@@ -445,43 +526,6 @@ def _notes(args: EngineArgs, facts: ModelFacts, machine: Machine, plan: _MemoryP
             f"{format_bytes(machine.available_bytes)} are free now; the system may swap or stop us as the cache fills."
         )
     return tuple(notes)
-
-
-def _more_memory(args: EngineArgs, machine: Machine, needed_bytes: int, cache_bytes: int) -> str:
-    """The way out, as the end of a sentence, by the option that set the limit."""
-    if args.kv_cache_memory_bytes is not None:
-        return f"or --kv-cache-memory-bytes {cache_bytes}"
-    share = math.ceil(100 * needed_bytes / machine.total_bytes) / 100
-    if share <= 1:
-        return f"or --gpu-memory-utilization {share:g}"
-    return "or a machine with more memory: all of this one's would not do"
-
-
-def _refuse_nothing_fits(
-    args: EngineArgs, machine: Machine, weights_bytes: int, workspace: int, budget: int, smallest_pool: int
-) -> NoReturn:
-    needed = weights_bytes + workspace + smallest_pool
-    spent = f"the weights take {format_bytes(weights_bytes)} and the workspace {format_bytes(workspace)}"
-    if args.kv_cache_memory_bytes is not None:
-        _refuse(
-            "--kv-cache-memory-bytes",
-            args.kv_cache_memory_bytes,
-            f"a sequence of {MIN_MAX_MODEL_LEN} tokens, the shortest that we start with, needs {smallest_pool}; "
-            f"leave the option out, or give at least {smallest_pool}",
-        )
-    if needed > machine.total_bytes:
-        raise ConfigError(
-            f"The model does not fit: {spent}, and this machine has {format_bytes(machine.total_bytes)} of memory. "
-            "Use a smaller or a more strongly quantized model.",
-            option="--model",
-        )
-    share = math.ceil(100 * needed / machine.total_bytes) / 100
-    raise ConfigError(
-        f"No memory is left for the KV cache: we may use {format_bytes(budget)} of "
-        f"{format_bytes(machine.total_bytes)}, but {spent}. "
-        f"Use --gpu-memory-utilization {share:g} or more, a smaller --max-num-batched-tokens, or a smaller model.",
-        option="--gpu-memory-utilization",
-    )
 
 
 def _or(typed: T | None, default: T) -> T:

@@ -25,6 +25,7 @@ class LedgerRow:
 class MemoryLedger:
     """How the memory that we may use is spent; the rows add up to `budget_bytes`.
 
+    budget_note:           how the budget came about, in a few words
     rows:                  weights, KV cache, workspace, rest, in this order
     num_tokens:            what the cache holds at once when no window has let a token go: a slot of every group each
     max_full_length_sequences: how many sequences of max_model_len tokens fit at once
@@ -36,6 +37,7 @@ class MemoryLedger:
     num_blocks: int
     num_tokens: int
     max_full_length_sequences: int
+    budget_note: str = ""
 
     def __post_init__(self) -> None:
         total = sum(row.size_bytes for row in self.rows)
@@ -70,7 +72,8 @@ class StartReport:
 
     weights_dtype:        as loaded: "q4", "float16", "mixed", ...
     model_window:         the longest sequence that the model was made for
-    max_model_len_reason: "typed", "model" (the model's whole window) or "memory" (cut to what the cache holds)
+    max_model_len_reason: "typed", "model" (the model's whole window), "memory" (cut to what the cache holds) or "step"
+                          (cut to max_num_batched_tokens, without chunked prefill)
     notes:                sentences the user should read: options without effect, what was fitted, oversubscription
     """
 
