@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.config import EngineArgs, EngineConfig, ModelFacts, blocks_for_sequence, check_args, resolve_config
+from octavo.config import EngineArgs, EngineConfig, ModelFacts, check_args, resolve_config
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.errors import ConfigError
 from octavo.machine import Machine
+from octavo.memory_fit import blocks_for_sequence
 
 GIB, MIB = 2**30, 2**20
 LAPTOP = Machine(total_bytes=16 * GIB, available_bytes=12 * GIB, num_cores=8, num_cpus=16)
