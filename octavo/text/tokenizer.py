@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers, processors
 
-from octavo.errors import CorruptFileError, UnsupportedModelError
+from octavo.errors import CorruptFileError, InvalidRequestError, UnsupportedModelError
 from octavo.text.byte_level_bpe import build_byte_level_bpe, find_pre_tokenizer
 from octavo.text.sentencepiece_bpe import (
     SPACE_MARK,
@@ -78,14 +78,14 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Control markers written in the text become control tokens; add_special_tokens puts the model's BOS before."""
-        return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        return _encode(self._library, text, add_special_tokens).ids
 
     def encode_plain(self, text: str, is_continuation: bool = False) -> list[int]:
         """Encode with control markers as the ordinary text they are, and without BOS.
 
         is_continuation: the text follows other text, so a tokenizer that marks the start of a text must not do so
         """
-        return self._plain_library(is_continuation).encode(text, add_special_tokens=False).ids
+        return _encode(self._plain_library(is_continuation), text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True, is_continuation: bool = False) -> str:
         """is_continuation: the tokens go on from a prompt, so the first one keeps its leading space."""
@@ -119,7 +119,7 @@ class Tokenizer:
         Returns the ids, and for each marker (start, end, token_id): text[start:end] is the marker together with the
         white space that it swallows, if it is one that does.
         """
-        encoding = self._library.encode(text, add_special_tokens=False)
+        encoding = _encode(self._library, text, add_special_tokens=False)
         found = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id in self._special_ids and self._added[token_id].content in text[start:end]:
@@ -249,6 +249,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         chat_template_source=template if isinstance(template, str) and template else None,
         adds_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)),
     )
+
+
+def _encode(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    """Raises InvalidRequestError for text that is not Unicode; all other text has tokens."""
+    try:
+        return library.encode(text, add_special_tokens=add_special_tokens)
+    except TypeError as error:  # the library's word for a str that UTF-8 cannot hold
+        if not isinstance(text, str):
+            raise
+        raise InvalidRequestError(
+            "The text holds half of a surrogate pair (U+D800 to U+DFFF), which is no character and has no UTF-8 form."
+        ) from error
 
 
 def _read_decoder(library: tokenizers.Tokenizer) -> tuple[bool, bool]:
