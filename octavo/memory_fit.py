@@ -29,8 +29,8 @@ DEFAULT_MAX_NUM_SEQS = 64
 # A step's tokens are the longest pause between two tokens of a running sequence. 512 rows are enough to keep the
 # arithmetic units busy, and a prefill chunk of them takes a small model well under a second.
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
-# Interpreter, libraries, tokenizer and message buffers, measured at about 120 MiB with SmolLM2.
-_PROCESS_BYTES = 160 * 2**20
+# An allowance for interpreter, libraries and bookkeeping; 45 MiB of it are in use when all is imported.
+_PROCESS_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

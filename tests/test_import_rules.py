@@ -84,7 +84,9 @@ def find_faults(part: str, names: Iterator[str]) -> list[str]:
     for name in names:
         top, _, rest = name.partition(".")
         if top == "octavo":
-            is_public = part == "bench" and "." not in rest  # from octavo import LLM
+            # `import octavo` alone adds nothing: any import of ours imports the package first. `from octavo import LLM`
+            # is for those outside.
+            is_public = rest == "" or (part == "bench" and "." not in rest)
             is_allowed = is_public or any(f"{rest}.".startswith(f"{module}.") for module in allowed)
         elif top in sys.stdlib_module_names:
             is_allowed = True
