@@ -91,7 +91,9 @@ def make_config(core: CoreConfig) -> EngineConfig:
     )
 
 
-def make_executor(layer_windows: tuple[int | None, ...] = (None, None), **core: Any) -> LocalExecutor:
+def make_executor(
+    layer_windows: tuple[int | None, ...] = (None, None), ops: Ops | None = None, **core: Any
+) -> LocalExecutor:
     settings: dict[str, Any] = {
         "block_size": 4,
         "num_blocks": 200,
@@ -101,7 +103,7 @@ def make_executor(layer_windows: tuple[int | None, ...] = (None, None), **core: 
         "kv_group_windows": group_layers(layer_windows).windows,
     }
     config = make_config(CoreConfig(**(settings | core)))
-    ops = ReferenceOps()
+    ops = ops or ReferenceOps()
     return LocalExecutor(make_model(ops, layer_windows), ops, config)
 
 
@@ -109,10 +111,10 @@ Answer = tuple[list[int], list[TokenLogprobs], str | None]
 
 
 class TinyEngine:
-    """The real core over the tiny model. `step_hook` is called with each step's plan before it is executed."""
+    """The real core over the tiny model, step by step, with the books checked after each."""
 
-    def __init__(self, layer_windows: tuple[int | None, ...] = (None, None), **core: Any):
-        self.executor = make_executor(layer_windows, **core)
+    def __init__(self, layer_windows: tuple[int | None, ...] = (None, None), ops: Ops | None = None, **core: Any):
+        self.executor = make_executor(layer_windows, ops, **core)
         self.core = EngineCore(self.executor, self.executor.config.core)
         self.num_preemptions = 0
         self.num_hit_tokens = 0
