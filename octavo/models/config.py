@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from octavo.errors import UnsupportedModelError
 from octavo.models.rope import RopeConfig
 
+MAX_LAYERS = 10_000  # a damaged file must not make us count to four billion
+
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 
 

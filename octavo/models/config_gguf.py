@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.errors import CorruptFileError, UnsupportedModelError
-from octavo.models.config import ModelConfig
+from octavo.models.config import MAX_LAYERS, ModelConfig
 from octavo.models.rope import FrequencyDivisors, LinearScaling, RopeConfig, Scaling
 
 # GGUF's architecture name -> ours. Mistral files call themselves llama.
@@ -47,7 +47,7 @@ _GEMMA_WINDOW_PATTERN = 6  # every sixth layer sees everything
 _GEMMA_27B_LAYERS = 62  # the one size whose query scale is not 1 / sqrt(head_dim)
 
 # Ends of a turn that a GGUF file often does not name in its metadata; taken when they are control tokens.
-_END_OF_TURN_TEXTS = frozenset({"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>"})
+_END_OF_TURN_TEXTS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 _CONTROL_TOKEN = 3
 
 
@@ -65,7 +65,7 @@ def config_from_gguf(
     that makes no sense.
     """
     name = metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise UnsupportedModelError(
             f"the architecture {name!r} is not one that Octavo reads from GGUF; these are: {', '.join(_ARCHITECTURES)}"
         )
@@ -73,7 +73,7 @@ def config_from_gguf(
     keys = _Keys(metadata, name)
     keys.refuse_unknown()
     hidden_size = keys.positive_int("embedding_length")
-    num_layers = keys.positive_int("block_count")
+    num_layers = keys.positive_int("block_count", maximum=MAX_LAYERS)
     num_heads = keys.positive_int("attention.head_count")
     head_dim = keys.positive_int("attention.key_length", default=max(1, hidden_size // num_heads))
     if keys.positive_int("attention.value_length", default=head_dim) != head_dim:
@@ -127,7 +127,7 @@ class _Keys:
             if key != full_key and key not in _KNOWN_KEYS and value not in _OFF:
                 raise UnsupportedModelError(f"{full_key} is {str(value)[:80]}, a setting that Octavo does not support")
 
-    def positive_int(self, key: str, default: int | None = None) -> int:
+    def positive_int(self, key: str, default: int | None = None, maximum: int = 2**31 - 1) -> int:
         value = self.get(key, default)
         if value is None:
             raise CorruptFileError(f"the metadata key {self._prefix}{key} is missing")
@@ -135,8 +135,8 @@ class _Keys:
             value = value[0]
         if isinstance(value, list):
             raise UnsupportedModelError(f"{self._prefix}{key} differs from layer to layer, which is not supported")
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise CorruptFileError(f"{self._prefix}{key} is {value!r}, not a positive whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise CorruptFileError(f"{self._prefix}{key} is {value!r}, not a whole number between 1 and {maximum}")
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
@@ -204,10 +204,10 @@ def _eos_token_ids(metadata: Mapping[str, Any], keys: _Keys) -> tuple[int, ...]:
     """The named ends, then control tokens whose text says that they end a turn."""
     named = (keys.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
     found = [token_id for token_id in named if token_id is not None]
-    token_types = metadata.get("tokenizer.ggml.token_type") or []
-    if isinstance(token_types, list):
-        for token_id, text in enumerate(metadata.get("tokenizer.ggml.tokens") or []):
-            is_end = text in _END_OF_TURN_TEXTS and token_types[token_id : token_id + 1] == [_CONTROL_TOKEN]
+    texts, token_types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if isinstance(texts, list) and isinstance(token_types, list):
+        for token_id, token_type in enumerate(token_types[: len(texts)]):
+            is_end = token_type == _CONTROL_TOKEN and texts[token_id] in _END_OF_TURN_TEXTS
             if is_end and token_id not in found:
                 found.append(token_id)
     return tuple(found)

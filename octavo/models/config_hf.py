@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import CorruptFileError, UnsupportedModelError
-from octavo.models.config import ModelConfig
+from octavo.models.config import MAX_LAYERS, ModelConfig
 from octavo.models.rope import LinearScaling, Llama3Scaling, RopeConfig
 
 _ARCHITECTURE_OF_CLASS = {
@@ -116,7 +116,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     settings.refuse_unsupported(architecture)
     num_heads = settings.whole_number("num_attention_heads")
     hidden_size = settings.whole_number("hidden_size")
-    num_layers = settings.whole_number("num_hidden_layers")
+    num_layers = settings.whole_number("num_hidden_layers", maximum=MAX_LAYERS)
     head_dim = settings.whole_number("head_dim", default=max(1, hidden_size // num_heads))
     attention_bias = architecture == "qwen2" or settings.flag("attention_bias")
     is_gemma = architecture == "gemma3"
@@ -177,14 +177,16 @@ class _Settings:
             return self._config[key]
         return self._defaults.get(key, default)
 
-    def whole_number(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+    def whole_number(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
         value = self.get(key)
         if value is None:
             value = default
         if value is None:
             raise CorruptFileError(f"config.json: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**31:
-            raise CorruptFileError(f"config.json: {key} is {value!r}, not a whole number of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise CorruptFileError(
+                f"config.json: {key} is {value!r}, not a whole number between {minimum} and {maximum}"
+            )
         return value
 
     def positive_float(self, key: str, default: float | None = None) -> float:
@@ -299,7 +301,7 @@ def _is_sliding(settings: _Settings, architecture: str, layer: int) -> bool:
 def _activation(settings: _Settings, key: str) -> str:
     name = settings.get(key)
     known = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UnsupportedModelError(f"config.json: {key} is {name!r}; silu and gelu_pytorch_tanh are supported")
     return known[name]
 

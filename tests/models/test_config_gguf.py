@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from octavo.errors import CorruptFileError, UnsupportedModelError
+from octavo.errors import CorruptFileError, ModelLoadError, UnsupportedModelError
+from octavo.models import config_gguf
 from octavo.models.config_gguf import config_from_gguf
 from octavo.models.rope import FrequencyDivisors, LinearScaling, RopeConfig
 
@@ -139,3 +143,26 @@ def test_a_file_without_embedding_and_wrong_divisors_are_refused() -> None:
         config_from_gguf(metadata(), {})
     with pytest.raises(CorruptFileError, match=r"rope_freqs\.weight must hold 8"):
         config_from_gguf(metadata(), SHAPES, rope_divisors=(1.0,) * 3)
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-3, 2**40) | st.floats() | st.sampled_from(["", "linear", "x"]),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+KEYS = [
+    "general.architecture",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.eos_token_id",
+    *(f"gemma3.{key}" for key in sorted(config_gguf._KNOWN_KEYS)),
+    "gemma3.unheard_of",
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
+def test_whatever_the_metadata_says_it_is_read_or_refused(changes: dict[str, Any]) -> None:
+    with contextlib.suppress(ModelLoadError):
+        config = config_from_gguf({**metadata("gemma3", attention__sliding_window=8), **changes}, SHAPES)
+        assert len(config.layer_windows) == config.num_layers

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from octavo.errors import CorruptFileError, UnsupportedModelError
+from octavo.errors import CorruptFileError, ModelLoadError, UnsupportedModelError
 from octavo.models.config_hf import config_from_hf
 from octavo.models.rope import LinearScaling, Llama3Scaling, RopeConfig
 
@@ -126,7 +129,7 @@ def test_the_text_part_of_a_gemma3_that_sees_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings", "windows"),
+    ("architecture", "changes", "windows"),
     [
         ("MistralForCausalLM", {"sliding_window": 64}, (64, 64)),
         ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
@@ -145,8 +148,8 @@ def test_the_text_part_of_a_gemma3_that_sees_images() -> None:
         ("LlamaForCausalLM", {"sliding_window": 64}, (None, None)),
     ],
 )
-def test_windows(architecture: str, settings: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-    assert config_from_hf({**LLAMA, "architectures": [architecture], **settings}).layer_windows == windows
+def test_windows(architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert config_from_hf({**LLAMA, "architectures": [architecture], **changes}).layer_windows == windows
 
 
 def test_biases_by_architecture() -> None:
@@ -170,7 +173,7 @@ def test_model_type_is_enough_when_there_is_no_architecture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("changes", "named"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
@@ -192,13 +195,13 @@ def test_model_type_is_enough_when_there_is_no_architecture() -> None:
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
     ],
 )
-def test_what_we_cannot_run_is_refused_by_name(settings: dict[str, Any], named: str) -> None:
+def test_what_we_cannot_run_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
-        config_from_hf({**LLAMA, **settings})
+        config_from_hf({**LLAMA, **changes})
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("changes", "named"),
     [
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
@@ -216,6 +219,33 @@ def test_what_we_cannot_run_is_refused_by_name(settings: dict[str, Any], named: 
         ({"architectures": ["Gemma3ForCausalLM"], "sliding_window_pattern": "six"}, "sliding_window_pattern"),
     ],
 )
-def test_values_that_make_no_sense_are_named(settings: dict[str, Any], named: str) -> None:
+def test_values_that_make_no_sense_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(CorruptFileError, match=named):
-        config_from_hf({**LLAMA, **settings})
+        config_from_hf({**LLAMA, **changes})
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**40) | st.floats() | st.sampled_from(["", "linear", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rope_type", "factor", "x"]), inner),
+    max_leaves=4,
+)
+KEYS = [
+    *LLAMA, "head_dim", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "rope_scaling",
+    "rope_parameters", "rope_theta", "text_config", "tie_word_embeddings", "quantization_config", "model_type",
+    "sliding_window_pattern", "query_pre_attn_scalar", "rope_local_base_freq", "attention_bias", "hidden_activation",
+    "original_max_position_embeddings", "partial_rotary_factor",
+]  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    changes=st.dictionaries(st.sampled_from(KEYS), JSON_VALUES, min_size=1, max_size=3),
+    base=st.sampled_from([LLAMA, GEMMA3, {**LLAMA, "architectures": ["Qwen2ForCausalLM"]}]),
+    generation=st.none() | st.dictionaries(st.just("eos_token_id"), JSON_VALUES),
+)
+def test_whatever_a_config_says_it_is_read_or_refused(
+    changes: dict[str, Any], base: dict[str, Any], generation: dict[str, Any] | None
+) -> None:
+    with contextlib.suppress(ModelLoadError):
+        config = config_from_hf({**base, **changes}, generation)
+        assert len(config.layer_windows) == config.num_layers
