@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "memory_fit": ("engine_args", "machine", "report"),
     "config": ("core.interfaces", "engine_args", "machine", "memory_fit", "report"),
     "metrics": ("core.interfaces",),
-    "ops": (),
+    "_cpu": (),  # the compiled kernels
+    "ops": ("_cpu",),
     "quant": ("ops",),
     "models": ("ops", "quant"),
     "weights": ("ops.interface", "quant"),
