@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,22 +118,18 @@ def encode_chat(
         "tools": list(tools or ()),
         "variables": variables,
     }
-    strings = _collect_strings(request)
-    marker_heads = {marker[0] for marker in tokenizer.special_tokens if marker}
-    hidden, placeholders = request, dict[str, str]()
-    if any(head in text for head in marker_heads for text in strings):
-        hidden, placeholders = _hide_markers(request, strings, tokenizer)
+    hider = _MarkerHider(tokenizer, _collect_strings(request))
+    hidden = hider.hide(request)
     rendered = template._render(hidden["messages"], hidden["tools"], add_generation_prompt, hidden["variables"])
-    if not placeholders:
+    if hider.num_hidden == 0:
         return tokenizer.encode(rendered, add_special_tokens=False)
 
-    restore = str.maketrans({placeholder: head for head, placeholder in placeholders.items()})
     token_ids: list[int] = []
     position = 0
     _, markers = tokenizer.find_special_tokens(rendered)
     for start, end, token_id in [*markers, (len(rendered), len(rendered), None)]:
         if start > position:
-            text = rendered[position:start].translate(restore)
+            text = hider.restore(rendered[position:start])
             token_ids += tokenizer.encode_plain(text, is_continuation=position > 0)
         if token_id is not None:
             token_ids.append(token_id)
@@ -200,30 +197,43 @@ def _collect_strings(value: Any) -> list[str]:
     return []
 
 
-def _hide_markers(
-    request: dict[str, Any], strings: list[str], tokenizer: Tokenizer
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The request with the first character of every control marker replaced, and {character: its placeholder}."""
-    written = "\n".join(strings)
-    present = [marker for marker in tokenizer.special_tokens if marker and marker in written]
-    taken = set(written) | {character for marker in tokenizer.special_tokens for character in marker}
-    free = (chr(code) for code in _PLACEHOLDERS if chr(code) not in taken)
-    placeholders = {head: next(free) for head in sorted({marker[0] for marker in present})}
-    # Longest first: a marker may hold a shorter one, and hiding the outer head leaves the inner to be hidden as well.
-    present.sort(key=len, reverse=True)
+class _MarkerHider:
+    """Replaces the first character of every control marker by a placeholder, and back."""
 
-    def hide(value: Any) -> Any:
-        if isinstance(value, str):
-            for marker in present:
-                value = value.replace(marker, placeholders[marker[0]] + marker[1:])
+    def __init__(self, tokenizer: Tokenizer, strings: list[str]):
+        """strings: all that will be hidden; no placeholder is a character of theirs."""
+        self.num_hidden = 0
+        self._markers = tokenizer.special_tokens
+        # Most conversations have no character that begins a marker: then there is nothing to look for.
+        present = [head for head in tokenizer.marker_lengths if any(head in text for text in strings)]
+        self._lengths = {head: tokenizer.marker_lengths[head] for head in present}
+        self._heads = re.compile("[" + re.escape("".join(present)) + "]") if present else None
+        taken = set().union(*strings) if present else set()
+        free = (chr(code) for code in _PLACEHOLDERS if chr(code) not in taken)
+        self._placeholders = {head: next(free) for head in present}
+        self._restore = str.maketrans({placeholder: head for head, placeholder in self._placeholders.items()})
+
+    def hide(self, value: Any) -> Any:
+        if self._heads is None:
             return value
+        if isinstance(value, str):
+            return self._heads.sub(self._hide_head, value)
         if isinstance(value, Mapping):
-            return {hide(key): hide(part) for key, part in value.items()}
+            return {self.hide(key): self.hide(part) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
-            return [hide(part) for part in value]
+            return [self.hide(part) for part in value]
         return value
 
-    return hide(request), placeholders
+    def restore(self, text: str) -> str:
+        return text.translate(self._restore)
+
+    def _hide_head(self, match: re.Match[str]) -> str:
+        head, start = match[0], match.start()
+        # Also a marker inside another one is hidden: with the outer one broken, it would be found.
+        if any(match.string[start : start + length] in self._markers for length in self._lengths[head]):
+            self.num_hidden += 1
+            return self._placeholders[head]
+        return head
 
 
 def _refuse(sentence: str, cause: Exception | None = None) -> None:

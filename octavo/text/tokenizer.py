@@ -40,6 +40,7 @@ class Tokenizer:
     eos_token_ids:        tokens that end a generation; the tokenizer's own first
     adds_bos:             encode(text) starts with bos_token_id
     special_tokens:       text to id of every control token
+    marker_lengths:       first character of a control token's text to the lengths of those that begin with it
     template_variables:   what a chat template may print, such as {"bos_token": "<s>"}
     chat_template_source: the model's jinja template, or None
     strips_leading_space: decoded text loses one leading space (SentencePiece's space prefix)
@@ -72,6 +73,9 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.special_tokens = {self._added[token_id].content: token_id for token_id in sorted(self._special_ids)}
+        self.marker_lengths: dict[str, set[int]] = {}
+        for text in self.special_tokens:
+            self.marker_lengths.setdefault(text[:1], set()).add(len(text))
         self.template_variables = dict(template_variables or {})
         self.chat_template_source = chat_template_source
         self.adds_bos = bos_token_id is not None and library.encode("a").ids[:1] == [bos_token_id]
