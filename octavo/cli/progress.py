@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
+from octavo.report import format_bytes
+
 _SILENT_S = 1.0
 _REPAINT_S = 0.1
-_BAR_WIDTH = 30
+_BAR_WIDTH = 24
+# Counts of other things (files, layers) stay far below.
+_BYTES_FROM = 2**20
 
 
 class ProgressLine:
@@ -18,21 +22,21 @@ class ProgressLine:
         self._is_terminal = stream.isatty()
         self._started_at = time.monotonic()
         self._painted_at = 0.0
-        self._stage = ""
+        self._what = ""
         self._width = 0
 
-    def show(self, stage: str, fraction: float | None = None) -> None:
-        """fraction: in [0, 1], or None while it is not known"""
+    def show(self, what: str, num_done: int = 0, num_total: int = 0) -> None:
+        """num_total: 0 while it is not known; large numbers are bytes"""
         now = time.monotonic()
         if now - self._started_at < _SILENT_S:
             return
         if not self._is_terminal:
-            if stage != self._stage:
-                self._stage = stage
-                self._write(f"{stage} ...\n")
-        elif now - self._painted_at >= _REPAINT_S or stage != self._stage:
-            self._stage, self._painted_at = stage, now
-            line = stage + (f" {make_bar(fraction)} {fraction:4.0%}" if fraction is not None else " ...")
+            if what != self._what:
+                self._what = what
+                self._write(f"{what} ...\n")
+        elif now - self._painted_at >= _REPAINT_S or what != self._what:
+            self._what, self._painted_at = what, now
+            line = what + (" " + _describe(num_done, num_total) if num_total else " ...")
             self._write(f"\r{line:<{self._width}}")
             self._width = len(line)
 
@@ -47,6 +51,9 @@ class ProgressLine:
         self._stream.flush()
 
 
-def make_bar(fraction: float) -> str:
-    filled = round(_BAR_WIDTH * min(max(fraction, 0.0), 1.0))
-    return "━" * filled + "╌" * (_BAR_WIDTH - filled)
+def _describe(num_done: int, num_total: int) -> str:
+    share = min(num_done / num_total, 1.0)
+    filled = round(_BAR_WIDTH * share)
+    bar = "━" * filled + "╌" * (_BAR_WIDTH - filled)
+    size = f", {format_bytes(num_done)} of {format_bytes(num_total)}" if num_total >= _BYTES_FROM else ""
+    return f"{bar} {share:4.0%}{size}"

@@ -26,11 +26,15 @@ def print_start_page(
     width: int | None = None,
 ) -> None:
     """is_open: others can reach the server, and no key is set."""
-    console = Console(file=stream or sys.stdout, width=width, highlight=False, soft_wrap=False)
+    out = stream or sys.stdout
+    console = Console(file=out, width=width, highlight=False)
     if console.width > _MAX_WIDTH:
         console.width = _MAX_WIDTH
-    console.print(make_start_page(report, url=url, version=version, is_open=is_open))
-    console.file.flush()
+    with console.capture() as captured:
+        console.print(make_start_page(report, url=url, version=version, is_open=is_open))
+    # rich fills lines up with blanks, which only make a log larger.
+    out.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+    out.flush()
 
 
 def make_start_page(report: StartReport, *, url: str, version: str, is_open: bool) -> RenderableType:
@@ -38,7 +42,7 @@ def make_start_page(report: StartReport, *, url: str, version: str, is_open: boo
     page.add_column(width=_LABEL_WIDTH, style="dim")
     page.add_column(overflow="fold")
     page.add_row("model", _describe_model(report))
-    page.add_row("memory", _make_ledger_table(report.ledger, report.weights_dtype, report.kv_cache_dtype))
+    page.add_row("memory", _make_ledger_table(report.ledger, report.kv_cache_dtype))
     page.add_row("cache", _describe_cache(report))
     page.add_row(
         "batch", f"up to {report.max_num_seqs:,} sequences and {report.max_num_batched_tokens:,} tokens a step"
@@ -58,16 +62,20 @@ def make_start_page(report: StartReport, *, url: str, version: str, is_open: boo
 
 def _describe_model(report: StartReport) -> Text:
     size = _short_count(report.num_parameters)
-    return Text(f"{report.model} ({report.architecture}, {size} parameters, {report.weights_dtype})")
+    return Text(f"{report.model} ({report.architecture}, {size} parameters, {_weights(report)})")
 
 
-def _make_ledger_table(ledger: MemoryLedger, weights_dtype: str, kv_cache_dtype: str) -> Table:
+def _weights(report: StartReport) -> str:
+    return "weights as in the file" if report.weights_dtype == "checkpoint" else f"{report.weights_dtype} weights"
+
+
+def _make_ledger_table(ledger: MemoryLedger, kv_cache_dtype: str) -> Table:
     """Rows that add up, with the sum under a line. All in MiB, so that they can be added by eye."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim", overflow="fold")
-    names = {"weights": f"weights ({weights_dtype})", "KV cache": f"KV cache ({kv_cache_dtype})"}
+    names = {"KV cache": f"KV cache ({kv_cache_dtype})"}
     sizes = round_to_sum([row.size_bytes for row in ledger.rows], ledger.budget_bytes)
     for row, size in zip(ledger.rows, sizes, strict=True):
         table.add_row(names.get(row.name, row.name), f"{size:,} MiB", row.note)
