@@ -19,15 +19,9 @@ from octavo.core.interfaces import FinishReason, SequenceOutput, StepStats
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.client import EngineClient, EngineState
-from octavo.engine.loaded import (
-    DEFAULT_EXECUTOR,
-    OnProgress,
-    collect_eos_token_ids,
-    fetch_source,
-    find_chat_template,
-    load_tokenizer,
-)
+from octavo.engine.loaded import DEFAULT_EXECUTOR, OnProgress
 from octavo.engine.messages import AbortRequests, AbortSequence, AddRequest, Ready, Start, Step, pack_engine_args
+from octavo.engine.model_files import collect_eos_token_ids, fetch_source, find_chat_template, load_tokenizer
 from octavo.engine.outputs import CompletionDelta
 from octavo.engine.stats import EngineStats
 from octavo.engine.text_output import RequestText
@@ -220,6 +214,10 @@ class AsyncEngine:
     async def check_health(self, timeout_s: float) -> None:
         """A round trip through the engine loop. Raises EngineDeadError, with the root cause."""
         await self._client.ping(timeout_s)
+
+    async def wait_until_running(self, timeout_s: float) -> None:
+        """Wait out a restart of the engine process. Raises EngineDeadError when it does not come back."""
+        await self._client.wait_until_running(timeout_s)
 
     async def reset_prefix_cache(self, timeout_s: float = 60.0) -> None:
         await self._client.reset_prefix_cache(timeout_s)

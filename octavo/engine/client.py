@@ -195,8 +195,8 @@ class EngineClient:
         self._executor_name = executor_name
         self._restart_delay_s = restart_delay_s
         self.state = EngineState.STARTING
+        self._is_settled = asyncio.Event()  # neither starting nor restarting
         self.root_cause: str | None = None
-        self.num_restarts = 0
         self._start: Start | None = None
         self._process: EngineProcess | None = None
         self._ready: asyncio.Future[Ready] | None = None
@@ -217,10 +217,10 @@ class EngineClient:
         try:
             ready = await self._start_process()
         except BaseException as error:
-            self.state = EngineState.FAILED
             self.root_cause = str(error)
+            self._set_state(EngineState.FAILED)
             raise
-        self.state = EngineState.RUNNING
+        self._set_state(EngineState.RUNNING)
         return ready
 
     def send(self, command: Command) -> None:
@@ -234,6 +234,12 @@ class EngineClient:
         if self.state is not EngineState.RUNNING:
             raise EngineDeadError(self._describe_state(), code=f"engine_{self.state.value}")
 
+    async def wait_until_running(self, timeout_s: float) -> None:
+        """Wait out a start or a restart. Raises EngineDeadError when it does not come to run."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_settled.wait(), timeout_s)
+        self.check_running()
+
     async def ping(self, timeout_s: float) -> None:
         """A round trip through the engine loop. Raises EngineDeadError."""
         await self._call(Ping, timeout_s)
@@ -242,7 +248,7 @@ class EngineClient:
         await self._call(ResetPrefixCache, timeout_s)
 
     async def close(self) -> None:
-        self.state = EngineState.CLOSED
+        self._set_state(EngineState.CLOSED)
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.wait((self._restarting,))
@@ -303,7 +309,7 @@ class EngineClient:
         self._num_failures += 1
         self.root_cause = str(cause)
         is_over = self._num_failures > MAX_FAILURES_IN_A_ROW
-        self.state = EngineState.FAILED if is_over else EngineState.RESTARTING
+        self._set_state(EngineState.FAILED if is_over else EngineState.RESTARTING)
         logger.error("%s", self._describe_state())
 
     async def _restart(self) -> None:
@@ -316,8 +322,7 @@ class EngineClient:
             except OctavoError as error:
                 self._count_failure(error)
                 continue
-            self.state = EngineState.RUNNING
-            self.num_restarts += 1
+            self._set_state(EngineState.RUNNING)
             logger.warning("The engine process runs again (pid %s).", self.pid)
             self._on_restart(ready)
 
@@ -335,6 +340,13 @@ class EngineClient:
             ) from None
         finally:
             self._calls.pop(call_id, None)
+
+    def _set_state(self, state: EngineState) -> None:
+        self.state = state
+        if state in (EngineState.STARTING, EngineState.RESTARTING):
+            self._is_settled.clear()
+        else:
+            self._is_settled.set()
 
     def _fail_calls(self, error: EngineDeadError) -> None:
         calls, self._calls = self._calls, {}
@@ -392,7 +404,7 @@ def _rebuild_error(failed: Failed) -> OctavoError:
 
 def _describe_exit(status: int) -> str:
     if status >= 0:
-        return f"The engine process ended with status {status}."
+        return f"The engine process ended with status {status}; what it printed on standard error says why."
     try:
         name = signal.Signals(-status).name
     except ValueError:

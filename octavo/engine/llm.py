@@ -15,16 +15,8 @@ from octavo.core.engine_core import EngineCore
 from octavo.core.interfaces import FinishReason, SequenceOutput
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.loaded import (
-    DEFAULT_EXECUTOR,
-    ExecutorFactory,
-    OnProgress,
-    collect_eos_token_ids,
-    fetch_source,
-    find_chat_template,
-    find_executor_factory,
-    load_tokenizer,
-)
+from octavo.engine.loaded import DEFAULT_EXECUTOR, ExecutorFactory, OnProgress, find_executor_factory
+from octavo.engine.model_files import collect_eos_token_ids, fetch_source, find_chat_template, load_tokenizer
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.progress_bar import PromptProgress
 from octavo.engine.stats import EngineStats

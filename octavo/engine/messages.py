@@ -54,7 +54,7 @@ class AbortSequence(_Message, frozen=True):
 
 
 class Ping(_Message, frozen=True):
-    """Answered by Reply from the engine loop, between two steps."""
+    """Answered by Reply from the engine loop, after the step that follows."""
 
     call_id: int
 

@@ -45,7 +45,7 @@ from octavo.engine.messages import (
     unpack_engine_args,
 )
 from octavo.errors import ClientError, ConfigError
-from octavo.weights.source import ModelSource
+from octavo.weights.model_source import ModelSource
 
 # How long a last message may take to leave; the parent reads at once unless it is gone.
 _LINGER_MS = 2000
@@ -78,27 +78,26 @@ class EngineLoop:
         """False when it is time to leave. What it raises is a bug of ours; the core must not be used after it."""
         commands = self._channel.receive(is_blocking=not self._core.has_unfinished())
         outputs: list[SequenceOutput] = []
-        has_changed = False
+        replies: list[Reply] = []
         for command in commands:
             if isinstance(command, Shutdown):
                 return False
-            has_changed |= self._obey(command, outputs)
+            self._obey(command, outputs, replies)
         if self._core.has_unfinished():
             start = time.monotonic()
             result = self._core.step(start)
             stats = result.stats
             stats.step_time_s = time.monotonic() - start
-            outputs += result.outputs
-        elif has_changed:
+            self._channel.send(Step(outputs + result.outputs, stats))
+        elif commands:
             # After aborts no step follows, and the gauges must not keep their last values.
-            stats = self._core.stats()
-        else:
-            return True
-        self._channel.send(Step(outputs, stats))
+            self._channel.send(Step(outputs, self._core.stats()))
+        # Last: who has a reply has also been told what the commands before it have changed, and knows that steps end.
+        for reply in replies:
+            self._channel.send(reply)
         return True
 
-    def _obey(self, command: Command, outputs: list[SequenceOutput]) -> bool:
-        """True when the core's state may have changed."""
+    def _obey(self, command: Command, outputs: list[SequenceOutput], replies: list[Reply]) -> None:
         core = self._core
         if isinstance(command, AddRequest):
             outputs += self._add(command.request)
@@ -109,13 +108,11 @@ class EngineLoop:
                 outputs += core.abort(request_id)
         elif isinstance(command, ResetPrefixCache):
             core.reset_prefix_cache()
-            self._channel.send(Reply(command.call_id, True))
+            replies.append(Reply(command.call_id, True))
         elif isinstance(command, Ping):
-            self._channel.send(Reply(command.call_id, True))
-            return False
+            replies.append(Reply(command.call_id, True))
         else:
             raise AssertionError(f"{type(command).__name__} does not belong here")
-        return True
 
     def _add(self, request: Request) -> list[SequenceOutput]:
         try:

@@ -31,7 +31,7 @@ RAISE, DIE, HANG = b"\x01"[0], b"\x02"[0], b"\x03"[0]
 
 
 def source(name: str = "fake") -> ModelSource:
-    """name: "fake", "slow" (a millisecond a step), "corrupt" (cannot be loaded) or "crash" (dies while it is loaded)."""
+    """name: "fake", "slow" (a millisecond a step), "corrupt" (cannot be loaded) or "crash" (dies while loading)."""
     return ModelSource(path=Path("nowhere"), kind="folder", name=name)
 
 

@@ -73,7 +73,15 @@ def run(*turns: list[Command]) -> ScriptedChannel:
 def test_with_nothing_to_do_it_sleeps_in_the_receive() -> None:
     channel = run([Ping(1)], [Ping(2)])
     assert channel.was_blocking == [True, True, True]
-    assert channel.events == [Reply(1, True), Reply(2, True)]
+    assert [event for event in channel.events if isinstance(event, Reply)] == [Reply(1, True), Reply(2, True)]
+
+
+def test_a_reply_comes_behind_what_the_commands_before_it_have_changed() -> None:
+    channel = run([AddRequest(request("a", 50))], [AbortRequests(("a",)), Ping(1)])
+    *_, step, reply = channel.events
+    assert isinstance(step, Step)
+    assert step.stats.num_running == 0
+    assert reply == Reply(1, True)
 
 
 def test_while_it_computes_it_only_looks_for_commands_and_then_sleeps_again() -> None:

@@ -45,8 +45,7 @@ def test_every_way_to_end_has_a_counter_from_the_start() -> None:
     metrics = Metrics("m", 100)
     metrics.push_finished_sequence("abort")
     counts = [
-        metrics.read("request_success_total", finished_reason=reason)
-        for reason in ("stop", "length", "abort", "error")
+        metrics.read("request_success_total", finished_reason=reason) for reason in ("stop", "length", "abort", "error")
     ]
     assert counts == [0, 0, 1, 0]
 
