@@ -39,8 +39,14 @@ _KNOWN_KEYS = frozenset(
         "tensor_data_layout",
     }
 )
-# Values by which a key we do not know says that its feature is off.
-_OFF: tuple[Any, ...] = (0, 1, 0.0, 1.0, "", "none", [])
+# Values by which a key says that its feature is off.
+_OFF: tuple[Any, ...] = (0, "", "none", [])
+_OFF_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "embedding_scale": (*_OFF, 1),
+    "logit_scale": (*_OFF, 1),
+    "residual_scale": (*_OFF, 1),
+}
 
 _GEMMA_LOCAL_THETA = 10_000.0
 _GEMMA_WINDOW_PATTERN = 6  # every sixth layer sees everything
@@ -124,7 +130,7 @@ class _Keys:
     def refuse_unknown(self) -> None:
         for full_key, value in self._metadata.items():
             key = full_key.removeprefix(self._prefix)
-            if key != full_key and key not in _KNOWN_KEYS and value not in _OFF:
+            if key != full_key and key not in _KNOWN_KEYS and value not in _OFF_VALUES.get(key, _OFF):
                 raise UnsupportedModelError(f"{full_key} is {str(value)[:80]}, a setting that Octavo does not support")
 
     def positive_int(self, key: str, default: int | None = None, maximum: int = 2**31 - 1) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.errors import CorruptFileError, ModelSourceError
+from octavo.errors import CorruptFileError, ModelSourceError, UnsupportedModelError
 from octavo.ops.interface import BFloat16, GroupQuantized, WeightData
 from octavo.weights.gguf import GGUFFile
 from octavo.weights.safetensors import SafetensorsFolder
@@ -197,6 +197,11 @@ class GGUFCheckpoint:
         self.generation_config: dict[str, Any] | None = None
         self.gguf_metadata: dict[str, Any] | None = self._file.metadata
         self._architecture = self._file.metadata.get("general.architecture")
+        if self._file.metadata.get("split.count", 1) not in (0, 1):
+            raise UnsupportedModelError(
+                f"{path}: is one of {self._file.metadata['split.count']} parts of a model; join them into one file "
+                "(llama.cpp's llama-gguf-split --merge does it)"
+            )
         self.raw_tensor_shapes: Shapes = {name: info.shape for name, info in self._file.tensors.items()}
         self.rope_divisors = self._read_rope_divisors()
         self._stored_name: dict[str, str] = {}

@@ -101,6 +101,8 @@ def test_ends_of_turn_are_found_among_the_control_tokens() -> None:
         (metadata("mamba"), "'mamba'"),
         ({}, "None"),
         (metadata(expert_count=8), r"llama\.expert_count is 8"),
+        (metadata(use_parallel_residual=True), r"llama\.use_parallel_residual is True"),
+        (metadata(attention__causal=False), r"llama\.attention\.causal is False"),
         (metadata(attention__scale=0.5), r"llama\.attention\.scale"),
         (metadata(rope__scaling__type="yarn"), "'yarn'"),
         (metadata(rope__dimension_count=8), "partial rotation"),
@@ -116,7 +118,7 @@ def test_what_we_cannot_run_is_refused_by_name(keys: dict[str, Any], named: str)
 
 
 def test_keys_that_switch_a_feature_off_and_equal_lists_are_fine() -> None:
-    config = config_from_gguf(metadata(expert_count=0, attention__head_count_kv=[2] * 7), SHAPES)
+    config = config_from_gguf(metadata(expert_count=0, logit_scale=1.0, attention__head_count_kv=[2] * 7), SHAPES)
     assert config.num_kv_heads == 2
 
 

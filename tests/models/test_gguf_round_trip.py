@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from octavo.errors import ModelLoadError
 from octavo.executor.load_model import load_model
 from octavo.models.registry import DecoderModel
 from octavo.models.rope import LinearScaling, Llama3Scaling, RopeConfig
@@ -146,3 +150,27 @@ def test_a_quantized_file_is_the_model_whose_weights_it_stores(type_name: str, d
     )
     got = ModelHarness(OPS, load(path, dtype)).logits_of(PROMPT)
     np.testing.assert_allclose(got, expected_logits(theirs, PROMPT), rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def llama_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("llama")
+    theirs = make_model(CONFIGS["llama-llama3-rope"]())
+    ours = load(save(theirs, folder / "folder"))
+    tensors = gguf_tensors(theirs, ours, "llama")
+    return write_gguf(folder / "model.gguf", "llama", gguf_metadata(ours, "llama"), tensors=tensors).read_bytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, 3500), st.integers(0, 255)), min_size=1, max_size=3))
+def test_a_model_file_with_a_damaged_head_is_loaded_or_refused(
+    edits: list[tuple[int, int]], llama_file: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    damaged = bytearray(llama_file)
+    for position, byte in edits:
+        damaged[position] = byte
+    path = tmp_path_factory.getbasetemp() / "damaged-model.gguf"
+    path.write_bytes(damaged)
+    with contextlib.suppress(ModelLoadError):
+        model = load_model(OPS, open_checkpoint(Source(path, "gguf")), max_positions=64)
+        assert model.num_weight_bytes > 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from octavo.errors import CorruptFileError, ModelSourceError
+from octavo.errors import CorruptFileError, ModelSourceError, UnsupportedModelError
 from octavo.ops.interface import BFloat16, GroupQuantized
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.weights.gguf_files import gguf, write_gguf
@@ -139,6 +139,11 @@ def test_rows_that_the_heads_cannot_share_are_refused(tmp_path: Path) -> None:
     checkpoint = gguf_file(tmp_path, "llama", _HEADS, tensors={"blk.0.attn_q.weight": np.ones((12, 2), np.float32)})
     with pytest.raises(CorruptFileError, match=r"'blk.0.attn_q.weight' has 12 rows, which 4 heads"):
         checkpoint.read(_QUERY)
+
+
+def test_a_part_of_a_split_model_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="one of 3 parts of a model; join them"):
+        gguf_file(tmp_path, "llama", {"split.count": 3})
 
 
 def test_folders_that_are_no_model_say_why(tmp_path: Path) -> None:
