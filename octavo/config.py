@@ -120,7 +120,7 @@ def _resolve_kv_cache_dtype(args: EngineArgs) -> str:
 
 
 def _explain_length(args: EngineArgs, plan: MemoryPlan, window: int) -> str:
-    """ "typed", "model", "step" or "memory"; see StartReport."""
+    """The word for StartReport.max_model_len_reason."""
     if args.max_model_len is not None:
         return "typed"
     if plan.longest == window:

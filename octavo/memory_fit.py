@@ -159,12 +159,19 @@ class MemoryFit:
     def _check(self, plan: MemoryPlan, has_whole_prompts: bool) -> None:
         args, total = self.args, self.machine.total_bytes
         fixed = self.weights_bytes + plan.workspace_bytes
+        if fixed + plan.smallest_pool_bytes > total:
+            raise ConfigError(
+                f"The model does not fit: {self._describe_fixed(plan)} need more than this machine's "
+                f"{format_bytes(total)} of memory. Use a smaller or a more strongly quantized model, "
+                "or a smaller --max-num-batched-tokens.",
+                option="--model",
+            )
         if args.kv_cache_memory_bytes is not None and plan.budget_bytes > total:
             refuse(
                 "--kv-cache-memory-bytes",
                 args.kv_cache_memory_bytes,
                 f"with {self._describe_fixed(plan)} that is {format_bytes(plan.budget_bytes)} of "
-                f"{format_bytes(total)} of memory; use at most {max(total - fixed, 0)}",
+                f"{format_bytes(total)} of memory; use at most {total - fixed}",
             )
         if plan.longest < MIN_MAX_MODEL_LEN:
             self._refuse_nothing_fits(plan)
@@ -209,13 +216,6 @@ class MemoryFit:
                 f"leave the option out, or give at least {smallest_pool}",
             )
         needed = self.weights_bytes + plan.workspace_bytes + smallest_pool
-        if needed > total:
-            raise ConfigError(
-                f"The model does not fit: {self._describe_fixed(plan)} need more than this machine's "
-                f"{format_bytes(total)} of memory. Use a smaller or a more strongly quantized model, "
-                "or a smaller --max-num-batched-tokens.",
-                option="--model",
-            )
         raise ConfigError(
             f"No memory is left for the KV cache: {self._describe_fixed(plan)} fill the "
             f"{format_bytes(plan.budget_bytes)} that we may use, {plan.budget_note}. "

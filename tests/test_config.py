@@ -198,9 +198,10 @@ def test_options_without_effect_are_explained() -> None:
 @pytest.mark.parametrize(
     ("typed", "option", "words"),
     [
-        ({"block_size": 0}, "--block-size", "between 8 and 256"),
+        ({"block_size": 8}, "--block-size", "between 16 and 256"),
+        ({"block_size": 0}, "--block-size", "between 16 and 256"),
         ({"block_size": -16}, "--block-size", "-16"),
-        ({"block_size": 12}, "--block-size", "multiple of 8"),
+        ({"block_size": 40}, "--block-size", "multiple of 16"),
         ({"block_size": "16"}, "--block-size", "whole number"),
         ({"block_size": 16.0}, "--block-size", "whole number"),
         ({"block_size": True}, "--block-size", "whole number"),
@@ -295,6 +296,11 @@ def test_a_model_larger_than_the_machine_is_refused_with_both_sizes() -> None:
     assert "2.00 GiB" in error.message
 
 
+def test_no_advice_is_given_that_cannot_help() -> None:
+    assert refusal(LLAMA_8B, SMALL, LLAMA_8B_BYTES, kv_cache_memory_bytes=GIB).option == "--model"
+    assert refusal(LLAMA_8B, SMALL, LLAMA_8B_BYTES, max_model_len=100).option == "--model"
+
+
 def test_a_share_that_leaves_no_cache_is_refused_with_the_share_that_works() -> None:
     error = refusal(LLAMA_8B, LAPTOP, LLAMA_8B_BYTES, gpu_memory_utilization=0.1)
     assert error.option == "--gpu-memory-utilization"
@@ -320,7 +326,7 @@ def test_without_chunked_prefill_a_step_must_hold_a_whole_prompt() -> None:
     share=st.none() | st.floats(0.01, 1.0),
     cache=st.none() | st.integers(1, 8 * GIB),
     max_model_len=st.none() | st.integers(16, 140_000),
-    block_size=st.sampled_from([None, 8, 16, 32, 256]),
+    block_size=st.sampled_from([None, 16, 32, 48, 256]),
     is_chunked=st.sampled_from([None, True, False]),
 )
 def test_whatever_is_accepted_adds_up_and_fits(
