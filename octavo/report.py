@@ -70,7 +70,7 @@ class Timeline:
 class StartReport:
     """Everything that the start-up page shows.
 
-    weights_dtype:        as loaded: "q4", "float16", "mixed", ...
+    weights_dtype:        "checkpoint" (each as the file has it), or the dtype that was typed
     model_window:         the longest sequence that the model was made for
     max_model_len_reason: "typed", "model" (the model's whole window), "memory" (cut to what the cache holds) or "step"
                           (cut to max_num_batched_tokens, without chunked prefill)

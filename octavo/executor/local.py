@@ -94,6 +94,8 @@ class LocalExecutor:
             executor = cls(model, ops, config)
         with timeline.measure("run a first step"):
             executor.check_itself()
+        cache_bytes = executor.kv_cache.num_bytes
+        assert cache_bytes == config.ledger.get_bytes("KV cache"), (cache_bytes, config.ledger)
         executor.report = _make_report(executor, checkpoint, facts, timeline)
         return executor
 
