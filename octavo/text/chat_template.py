@@ -16,6 +16,8 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
+import jinja2.sandbox
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidRequestError, UnsupportedModelError
@@ -273,9 +275,24 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox bounds range() but not 'a' * 10**12, which would take all memory at once."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(right, int) and right > 64:
+            raise jinja2.sandbox.SecurityError(f"{right} is too large an exponent")
+        for repeated, times in ((left, right), (right, left)):
+            is_repetition = isinstance(repeated, (str, list, tuple)) and isinstance(times, int)
+            if operator == "*" and is_repetition and len(repeated) * times > MAX_PROMPT_CHARACTERS:
+                raise jinja2.sandbox.SecurityError("a repetition is too long")
+        return super().call_binop(context, operator, left, right)
+
+
 def _make_environment() -> ImmutableSandboxedEnvironment:
     # The settings that templates are written for (those of transformers).
-    environment = ImmutableSandboxedEnvironment(
+    environment = _BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -258,13 +258,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 def _encode(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
     """Raises InvalidRequestError for text that is not Unicode; all other text has tokens."""
     try:
-        return library.encode(text, add_special_tokens=add_special_tokens)
-    except TypeError as error:  # the library's word for a str that UTF-8 cannot hold
-        if not isinstance(text, str):
-            raise
+        text.encode("utf-8")  # versions of the library differ in what they make of it
+    except UnicodeEncodeError as error:
         raise InvalidRequestError(
             "The text holds half of a surrogate pair (U+D800 to U+DFFF), which is no character and has no UTF-8 form."
         ) from error
+    return library.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _read_decoder(library: tokenizers.Tokenizer) -> tuple[bool, bool]:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,93 @@ def test_a_cached_gguf_of_the_hub_works_offline(no_hub: Path) -> None:
     expected = ModelSource(path=snapshot / "a.gguf", kind="gguf", name="a")
     assert [resolve_source(model) for model in ("org/name", "org/name:a.gguf", "org/name/a.gguf")] == [expected] * 3
     assert "b.gguf" in error_of("org/name:b.gguf")
+
+
+class FakeHub:
+    """Stands for huggingface_hub's two calls: a repository of empty files, or an error."""
+
+    def __init__(self, folder: Path, files: list[str], error: Exception | None = None):
+        self.folder, self.files, self.error = folder, files, error
+        self.revisions: list[str | None] = []
+
+    def snapshot_download(
+        self, repo: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
+        if self.error is not None:
+            raise self.error
+        self.revisions.append(revision)
+        for file in self.files:
+            is_allowed = any(fnmatch(file, pattern) for pattern in allow_patterns)
+            if is_allowed and not any(fnmatch(file, pattern) for pattern in ignore_patterns):
+                (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / file).write_bytes(b"{}")
+        return str(self.folder)
+
+    def list_repo_files(self, repo: str, *, revision: str | None) -> list[str]:
+        return self.files
+
+
+@pytest.fixture
+def make_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    library = pytest.importorskip("huggingface_hub")
+
+    def make(*files: str, error: Exception | None = None) -> FakeHub:
+        hub = FakeHub(tmp_path / "snapshot", list(files), error)
+        hub.folder.mkdir()
+        monkeypatch.setattr(library, "snapshot_download", hub.snapshot_download)
+        monkeypatch.setattr(library, "HfApi", lambda: hub)
+        return hub
+
+    return make
+
+
+def test_of_a_hub_model_only_what_is_needed_is_downloaded(make_hub: Any) -> None:
+    needed = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "chat_template.jinja"]
+    hub = make_hub(*needed, "pytorch_model.bin", "consolidated.safetensors", "onnx/config.json", "a.gguf", "README.md")
+    source = resolve_source("org/name", revision="v2")
+    assert source == ModelSource(path=hub.folder, kind="folder", name="org/name")
+    assert sorted(path.name for path in hub.folder.iterdir()) == sorted(needed)
+    assert hub.revisions == ["v2"]
+
+
+def test_a_hub_model_of_one_gguf_is_that_file(make_hub: Any) -> None:
+    hub = make_hub("README.md", "name.Q4_0.gguf")
+    assert resolve_source("org/name") == ModelSource(path=hub.folder / "name.Q4_0.gguf", kind="gguf", name="name.Q4_0")
+
+
+def test_of_a_hub_model_s_ggufs_one_must_be_named(make_hub: Any) -> None:
+    hub = make_hub("q4/a.gguf", "b.gguf")
+    assert "org/name:b.gguf" in error_of("org/name")
+    assert resolve_source("org/name:q4/a.gguf").path == hub.folder / "q4/a.gguf"
+    assert resolve_source("org/name/q4/a.gguf").path == hub.folder / "q4/a.gguf"
+    assert "no file c.gguf" in error_of("org/name:c.gguf")
+
+
+def test_a_hub_repository_without_a_model_is_refused(make_hub: Any) -> None:
+    make_hub("README.md", "config.json")
+    assert "holds no model" in error_of("org/name")
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        ("GatedRepoError", "gated"),
+        ("RepositoryNotFoundError", "not on the Hugging Face Hub"),
+        ("RevisionNotFoundError", "no revision 'v9'"),
+        ("LocalEntryNotFoundError", "cannot be reached"),
+        ("OfflineModeIsEnabled", "cannot be reached"),
+    ],
+)
+def test_the_hub_s_errors_become_one_line(make_hub: Any, error: str, what: str) -> None:
+    kind = getattr(pytest.importorskip("huggingface_hub.errors"), error)
+    # The real ones are made from HTTP answers; here the type is what matters.
+    make_hub(error=type("Fake", (kind,), {"__init__": lambda self: None, "__str__": lambda self: "many\nlines"})())
+    assert what in error_of("org/name", revision="v9")
+
+
+def test_a_full_disk_during_a_hub_download_is_told(make_hub: Any) -> None:
+    make_hub(error=OSError(28, "No space left on device", "/cache/blob"))
+    assert "No space left on device" in error_of("org/name")
 
 
 # Wheels
