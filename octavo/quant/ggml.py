@@ -212,7 +212,8 @@ def _decode_q6_k(raw: np.ndarray) -> GroupQuantized:
     Of the two runs of 16 in a group let A be the one with the larger scale. The group's scale is A's divided by the
     largest whole number k (at least 4) that keeps all codes within 8 bits. So A's weights are exact (k times their
     code), and so are the others when the scales are equal; otherwise a weight is off by at most 1/2k, so 1/8, of A's
-    step, where Q6_K itself was off by up to half of its own run's step.
+    step, where Q6_K itself was off by up to half of its own run's step. Measured on Gemma 3 270M's Q4_K_M file: 0.41 %
+    of the weights' root mean square, where plain rounding to 8 bits is off by 0.56 %.
     """
     codes, scale = _q6_k_codes(raw)
     num_rows = len(codes)
