@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import threading
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from octavo.config import DEFAULT_MODEL, EngineArgs
 from octavo.core.interfaces import FinishReason, SequenceOutput, StepStats
@@ -34,6 +37,8 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.weights.source import ModelSource
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,34 +62,20 @@ class AsyncEngine:
 
     def __init__(self, args: EngineArgs, tokenizer: Tokenizer, client: EngineClient, ready: Ready):
         """Use `start`."""
-        eos_token_ids = collect_eos_token_ids(tokenizer, ready.eos_token_ids)
-        self.info = EngineInfo(
-            model=args.model or DEFAULT_MODEL,
-            served_model_names=ready.served_model_names,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            eos_token_ids=eos_token_ids,
-            report=ready.report,
-            created=int(time.time()),
-        )
         self.metrics = Metrics(ready.served_model_names[0], ready.max_model_len)
         self.tokenizer = tokenizer
         self.chat_template: ChatTemplate | None = find_chat_template(tokenizer)
         self.stats = EngineStats()
         self._client = client
         self._seeds = SeedSource(args.seed)
-        self._limits = RequestLimits(
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_ids=eos_token_ids,
-        )
         self._streams: dict[str, _Stream] = {}
         self._numbers = itertools.count()
         self._is_draining = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-        self._push_stats(ready.stats)
+        self._model = args.model or DEFAULT_MODEL
+        self._created = int(time.time())
+        self._adopt(ready)
 
     @classmethod
     async def start(
@@ -110,7 +101,7 @@ class AsyncEngine:
             loop.call_soon_threadsafe(report_progress, what, num_done, num_total)
 
         if source is None:
-            source = await asyncio.to_thread(fetch_source, args, report_from_thread)
+            source = await _run_in_thread(partial(fetch_source, args, report_from_thread))
         engine: AsyncEngine | None = None
 
         def on_step(step: Step) -> None:
@@ -137,7 +128,7 @@ class AsyncEngine:
         starting = asyncio.ensure_future(client.start(command))
         try:
             if tokenizer is None:
-                tokenizer = await asyncio.to_thread(load_tokenizer, source)
+                tokenizer = await _run_in_thread(partial(load_tokenizer, source))
             ready = await starting
             engine = cls(args, tokenizer, client, ready)
         except BaseException:
@@ -334,6 +325,26 @@ class AsyncEngine:
     def _note_restart(self, ready: Ready) -> None:
         self.stats.num_restarts_total += 1
         self.metrics.push_restart()
+        self._adopt(ready)
+
+    def _adopt(self, ready: Ready) -> None:
+        """A new incarnation's word goes: with less memory free than before, its window may be shorter."""
+        eos_token_ids = collect_eos_token_ids(self.tokenizer, ready.eos_token_ids)
+        self.info = EngineInfo(
+            model=self._model,
+            served_model_names=ready.served_model_names,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=eos_token_ids,
+            report=ready.report,
+            created=self._created,
+        )
+        self._limits = RequestLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_ids=eos_token_ids,
+        )
         self._push_stats(ready.stats)
 
     def _push_stats(self, stats: StepStats) -> None:
@@ -395,6 +406,32 @@ def _join(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
     second.logprobs = [*first.logprobs, *second.logprobs]
     second.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
     return second
+
+
+async def _run_in_thread(function: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but when we are cancelled (Ctrl-C during a download) nothing waits for the thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="octavo-start", daemon=True).start()
+    return await done
 
 
 def _ignore_progress(what: str, num_done: int, num_total: int) -> None:

@@ -26,8 +26,9 @@ from octavo.weights.source import ModelSource
 EXECUTOR_NAME = "tests.engine.fake_model:load"
 VOCAB_SIZE = 260
 EOS, BOS = 256, 257
-# A prompt that ends with one of these: the step raises; the process kills itself; the step never ends.
-RAISE, DIE, HANG = b"\x01"[0], b"\x02"[0], b"\x03"[0]
+# A prompt that ends with one of these: the step raises; the process kills itself; the step never ends; what the step
+# raises is more than an Exception, as only a bug in the engine itself would.
+RAISE, DIE, HANG, TEAR = 1, 2, 3, 4
 
 
 def source(name: str = "fake") -> ModelSource:
@@ -108,10 +109,12 @@ class CountingExecutor:
                 os.kill(os.getpid(), signal.SIGKILL)
             if last == HANG:
                 signal.pause()
+            if last == TEAR:
+                raise SystemExit("the books are torn")
             if scheduled.is_sampling:
                 token_id = EOS if last == ord("z") and EOS not in scheduled.banned_token_ids else (last + 1) % 256
                 # The misbehaving ones are for prompts only.
-                token_id = token_id if token_id > HANG else HANG + 1
+                token_id = token_id if token_id > TEAR else TEAR + 1
                 output.token_ids[scheduled.seq_id] = token_id
                 num_top = scheduled.sampling_params.logprobs
                 if num_top is not None:

@@ -17,7 +17,7 @@ from octavo.engine.outputs import CompletionDelta
 from octavo.errors import ConfigError, CorruptFileError, EngineDeadError, InvalidRequestError
 
 from . import fake_model
-from .fake_model import DIE, EOS, EXECUTOR_NAME, HANG, RAISE, make_tokenizer
+from .fake_model import DIE, EOS, EXECUTOR_NAME, HANG, RAISE, TEAR, make_tokenizer
 
 # Generous: what is waited for comes within milliseconds, or never.
 TIMEOUT_S = 60.0
@@ -326,6 +326,17 @@ def test_a_request_that_kills_the_engine_is_not_sent_again_and_after_some_deaths
             engine.generate(b"a", ENDLESS)
 
     with_engine(check)
+
+
+def test_a_bug_in_the_engine_is_told_and_it_starts_again(capfd: pytest.CaptureFixture[str]) -> None:
+    async def check(engine: AsyncEngine) -> None:
+        with pytest.raises(EngineDeadError, match=r"SystemExit: the books are torn.* started again"):
+            await read(engine.generate([TEAR], ENDLESS))
+        await engine.wait_until_running(TIMEOUT_S)
+        assert text_of(await read(engine.generate(b"a", SamplingParams(max_tokens=2)))) == "bc"
+
+    with_engine(check)
+    assert "Traceback" in capfd.readouterr().err
 
 
 def test_an_engine_that_hangs_fails_the_health_check_and_can_still_be_shut_down() -> None:
