@@ -14,14 +14,11 @@ from octavo.cli import model_options as options
 from octavo.cli.model_options import MaybeBool, MaybeFloat, MaybeInt, MaybeStr
 from octavo.cli.quantities import parse_quantity
 from octavo.errors import ConfigError
+from octavo.server.settings import DEFAULT_MAX_REQUEST_BYTES, DEFAULT_SHUTDOWN_TIMEOUT_S, ServerSettings
 
 if TYPE_CHECKING:
     from octavo.config import EngineArgs
-    from octavo.server.settings import ServerSettings
 
-# Kept in step with server.settings, which is not imported before it is needed; a test compares them.
-_MAX_REQUEST_BYTES = 16 * 2**20
-_SHUTDOWN_TIMEOUT_S = 30.0
 
 _SERVER = options.SERVER_PANEL
 _MEMORY = options.MEMORY_PANEL
@@ -152,7 +149,7 @@ def serve(
             metavar="SECONDS",
             rich_help_panel=_SERVER,
         ),
-    ] = _SHUTDOWN_TIMEOUT_S,
+    ] = DEFAULT_SHUTDOWN_TIMEOUT_S,
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="One line a request.", rich_help_panel=_SERVER)
     ] = False,
@@ -191,7 +188,6 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients at http://127.0.0.1:8000/v1."""
     from octavo.config import EngineArgs, check_args
-    from octavo.server.settings import ServerSettings
 
     engine_args = EngineArgs(
         model=pick_model(model_argument, model),
@@ -221,12 +217,14 @@ def serve(
             f"--shutdown-timeout is {shutdown_timeout:g}, but it must be between 0 and 86400 seconds.",
             option="--shutdown-timeout",
         )
-    num_request_bytes = parse_quantity("--max-request-bytes", max_request_bytes) or _MAX_REQUEST_BYTES
+    num_request_bytes = parse_quantity("--max-request-bytes", max_request_bytes)
+    if num_request_bytes == 0:
+        raise ConfigError("--max-request-bytes is 0, so no request would fit.", option="--max-request-bytes")
     settings = ServerSettings(
         host=host,
         port=port,
         api_keys=find_keys(api_key),
-        max_request_bytes=num_request_bytes,
+        max_request_bytes=DEFAULT_MAX_REQUEST_BYTES if num_request_bytes is None else num_request_bytes,
         shutdown_timeout_s=shutdown_timeout,
         access_log=access_log,
     )

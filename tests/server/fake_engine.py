@@ -6,41 +6,34 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import tokenizers
+
 from octavo.core.interfaces import TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import CompletionDelta
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )
 
 
-class ByteTokenizer:
-    """One token a byte; 256 is the end."""
+def make_byte_tokenizer() -> Tokenizer:
+    """The real class over a vocabulary of bytes: token id = byte, and 256 is the control token <end>."""
+    # GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 and up.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    vocabulary = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens(["<end>"])
+    return Tokenizer(library, eos_token_ids=(256,))
 
-    vocab_size = 257
-    bos_token_id = None
-    eos_token_ids = (256,)
-    adds_bos = False
-    special_tokens: dict[str, int] = {"<end>": 256}  # noqa: RUF012
-    template_variables: dict[str, str] = {}  # noqa: RUF012
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode("utf-8"))
-
-    def encode_plain(self, text: str, is_continuation: bool = False) -> list[int]:
-        return list(text.encode("utf-8"))
-
-    def find_special_tokens(self, text: str) -> tuple[list[int], list[tuple[int, int, int]]]:
-        return self.encode(text), []
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return b"<end>" if token_id == 256 else bytes((token_id,))
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id == 256
+TOKENIZER = make_byte_tokenizer()
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class FakeEngine:
     is_dead: bool = False
 
     def __post_init__(self) -> None:
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = TOKENIZER
         self.metrics = FakeMetrics()
         self.calls: list[Call] = []
         self.aborted = asyncio.Event()

@@ -20,9 +20,11 @@ HI: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "cont
 
 @asynccontextmanager
 async def connected(serving: Serving, engine: FakeEngine, **settings: object) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with serving(engine, **settings) as http:
-        async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="key", max_retries=0) as client:
-            yield client
+    async with (
+        serving(engine, **settings) as http,
+        openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="key", max_retries=0) as client,
+    ):
+        yield client
 
 
 async def test_a_chat_whole_and_streamed(serving: Serving) -> None:
@@ -69,10 +71,9 @@ async def test_errors_are_the_clients_own_classes(serving: Serving) -> None:
 async def test_a_fault_within_a_stream_raises_in_the_client(serving: Serving) -> None:
     """H33."""
     deltas = [CompletionDelta(index=0, text="a", token_ids=[1]), EngineDeadError("The engine process died.")]
-    texts = []
     async with connected(serving, FakeEngine(lambda params: deltas)) as client:
         stream = await client.chat.completions.create(model="fake", messages=HI, stream=True)
+        texts = [(await anext(stream)).choices[0].delta.content for _ in range(2)]
         with pytest.raises(openai.APIError, match="The engine process died"):
-            async for chunk in stream:
-                texts.append(chunk.choices[0].delta.content)
+            await anext(stream)
     assert texts == ["", "a"]
