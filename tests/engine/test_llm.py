@@ -26,8 +26,7 @@ def make_llm(executor_class: type[CountingExecutor] = CountingExecutor, **option
         source=fake_model.source(),
         tokenizer=make_tokenizer(chat_template=template),
         executor_factory=lambda args, source, on_progress: executor_class(args, source.name),
-        max_model_len=1000,
-        **options,
+        **{"max_model_len": 1000, **options},
     )
 
 
@@ -210,3 +209,12 @@ def test_counters_add_up() -> None:
     llm.generate(["ab", "cd"], SamplingParams(max_tokens=3))
     stats = llm.stats()
     assert (stats.num_prompt_tokens_total, stats.num_generated_tokens_total, stats.num_preemptions_total) == (4, 6, 0)
+
+
+def test_preempted_sequences_give_the_same_answer_and_are_counted() -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    roomy, tight = make_llm(max_model_len=64), make_llm(max_model_len=64, kv_cache_memory_bytes=6 * 64)
+    assert tight.config.core.num_blocks == 6  # each sequence grows to 4
+    assert texts(tight.generate(["a", "b", "c"], params)) == texts(roomy.generate(["a", "b", "c"], params))
+    assert tight.stats().num_preemptions_total > 0
+    assert roomy.stats().num_preemptions_total == 0
