@@ -19,15 +19,14 @@ from typing import TypeVar
 
 from octavo.config import DEFAULT_MODEL, EngineArgs
 from octavo.core.interfaces import FinishReason, SequenceOutput, StepStats
-from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.loaded import DEFAULT_EXECUTOR, OnProgress
 from octavo.engine.messages import AbortRequests, AbortSequence, AddRequest, Ready, Start, Step, pack_engine_args
 from octavo.engine.model_files import collect_eos_token_ids, fetch_source, find_chat_template, load_tokenizer
 from octavo.engine.outputs import CompletionDelta
+from octavo.engine.request_stream import RequestStream
 from octavo.engine.stats import EngineStats
-from octavo.engine.text_output import RequestText
 from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.metrics import Metrics
@@ -68,7 +67,7 @@ class AsyncEngine:
         self.stats = EngineStats()
         self._client = client
         self._seeds = SeedSource(args.seed)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._numbers = itertools.count()
         self._is_draining = False
         self._is_empty = asyncio.Event()
@@ -175,7 +174,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
         )
-        return self._stream(_Stream(name, request, self.tokenizer))
+        return self._stream(RequestStream(name, request, self.tokenizer))
 
     async def abort(self, request_id: str) -> bool:
         """End the requests of that name: their streams end with finish_reason "abort". False when there is none."""
@@ -230,7 +229,7 @@ class AsyncEngine:
 
     # --- streams ----------------------------------------------------------------------------------------------
 
-    async def _stream(self, stream: _Stream) -> AsyncGenerator[CompletionDelta, None]:
+    async def _stream(self, stream: RequestStream) -> AsyncGenerator[CompletionDelta, None]:
         self._check_accepting()
         self._client.send(AddRequest(stream.request))
         self._streams[stream.request.request_id] = stream
@@ -260,7 +259,7 @@ class AsyncEngine:
                 self._abort(stream, FinishReason.ERROR, f"The text could not be made: {type(error).__name__}: {error}")
         self._push_stats(step.stats)
 
-    def _push_output(self, stream: _Stream, output: SequenceOutput, now: float) -> None:
+    def _push_output(self, stream: RequestStream, output: SequenceOutput, now: float) -> None:
         delta = stream.text.push(output)
         if delta is None:
             return
@@ -274,7 +273,7 @@ class AsyncEngine:
                 self._forget(stream, now)
         stream.put(delta)
 
-    def _count_tokens(self, stream: _Stream, delta: CompletionDelta, now: float) -> None:
+    def _count_tokens(self, stream: RequestStream, delta: CompletionDelta, now: float) -> None:
         num_tokens = len(delta.token_ids)
         last_token_at = stream.last_token_at[delta.index]
         if last_token_at:
@@ -285,7 +284,9 @@ class AsyncEngine:
         stream.num_tokens += num_tokens
         self.metrics.push_tokens(num_tokens)
 
-    def _abort(self, stream: _Stream, reason: FinishReason = FinishReason.ABORT, error: str | None = None) -> None:
+    def _abort(
+        self, stream: RequestStream, reason: FinishReason = FinishReason.ABORT, error: str | None = None
+    ) -> None:
         """The stream ends here and now; the engine frees the blocks before its next step."""
         for delta in stream.text.end_all(reason, error):
             self.metrics.push_finished_sequence(reason.value)
@@ -304,7 +305,7 @@ class AsyncEngine:
         # Nothing runs and nothing is cached any more; the blocks come back with the next incarnation.
         self._push_stats(StepStats())
 
-    def _forget(self, stream: _Stream, now: float) -> None:
+    def _forget(self, stream: RequestStream, now: float) -> None:
         del self._streams[stream.request.request_id]
         self.metrics.push_finished_request(
             len(stream.request.prompt_token_ids), stream.num_tokens, now - stream.request.arrival_time
@@ -350,62 +351,6 @@ class AsyncEngine:
     def _push_stats(self, stats: StepStats) -> None:
         self.stats.push(stats)
         self.metrics.push_step(stats)
-
-
-class _Stream:
-    """One request's way from the step messages to its reader.
-
-    Pending deltas are kept one a sequence: what the reader has not taken yet is joined.
-    """
-
-    __slots__ = ("_error", "_pending", "_waiter", "last_token_at", "name", "num_tokens", "request", "text")
-
-    def __init__(self, name: str, request: Request, tokenizer: Tokenizer):
-        params = request.sampling_params
-        self.name = name
-        self.request = request
-        self.text = RequestText(tokenizer, params, len(request.prompt_token_ids))
-        self.last_token_at = [0.0] * params.n
-        self.num_tokens = 0
-        self._pending: dict[int, CompletionDelta] = {}
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: EngineDeadError | None = None
-
-    def put(self, delta: CompletionDelta) -> None:
-        # Taken out and put in again at the end, so that the final delta stays the last.
-        waiting = self._pending.pop(delta.index, None)
-        self._pending[delta.index] = delta if waiting is None else _join(waiting, delta)
-        self._wake()
-
-    def fail(self, error: EngineDeadError) -> None:
-        self._error = error
-        self._wake()
-
-    async def take(self) -> CompletionDelta:
-        """The next delta. Raises EngineDeadError after the last one that came before the engine's death."""
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        index = next(iter(self._pending))
-        return self._pending.pop(index)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _join(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
-    """Two neighbours of one sequence as one delta: the second's state, both their additions."""
-    second.text = first.text + second.text
-    second.token_ids = [*first.token_ids, *second.token_ids]
-    second.logprobs = [*first.logprobs, *second.logprobs]
-    second.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
-    return second
 
 
 async def _run_in_thread(function: Callable[[], T]) -> T:
