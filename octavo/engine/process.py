@@ -7,6 +7,7 @@ input, a pipe that the parent holds, is closed), or on SIGTERM; Ctrl-C is the pa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import signal
@@ -168,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_leave_with_parent, args=(options.address,), daemon=True).start()
     channel = SocketChannel(options.address)
     try:
         serve(channel, find_executor_factory(options.executor))
@@ -231,10 +232,15 @@ def _describe(error: BaseException) -> Failed:
     return Failed(name, f"{name}: {error}")
 
 
-def _leave_with_parent() -> None:
-    """The parent's end of our standard input closes when it ends, however it ends."""
+def _leave_with_parent(address: str) -> None:
+    """The parent's end of our standard input closes when it ends, however it ends; then we tidy up for it."""
     while os.read(0, 4096):
         pass
+    if address.startswith("ipc://"):
+        socket_path = Path(address.removeprefix("ipc://"))
+        with contextlib.suppress(OSError):
+            socket_path.unlink()
+            socket_path.parent.rmdir()
     os._exit(1)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,15 +37,20 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("load", ["idle", "busy"])
-def test_the_engine_process_does_not_outlive_a_killed_parent(load: str) -> None:
+def test_the_engine_process_does_not_outlive_a_killed_parent(load: str, tmp_path: Path) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, load], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, load],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     # Both processes hold the standard error that we read: it ends when the last of them has ended.
     output, errors = parent.communicate(timeout=TIMEOUT_S)
     assert parent.returncode == -signal.SIGKILL, errors
     assert int(output) > 0
     assert errors == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sigterm_ends_the_engine_process_at_once_also_while_it_waits_for_its_orders() -> None:
