@@ -10,7 +10,6 @@ import msgspec
 
 from octavo.core.interfaces import TokenLogprobs
 from octavo.engine.outputs import CompletionDelta
-from octavo.errors import InvalidRequestError
 from octavo.server.api import ServingEngine
 from octavo.server.chat import LONG_TEXT_CHARS, encode_stop_reason
 from octavo.server.endpoint import AnswerFormat, GeneratingEndpoint, unix_time
@@ -31,7 +30,7 @@ class CompletionEndpoint(GeneratingEndpoint):
         model = self.pick_model(request.model)
         with request.own_names():
             params = request.sampling_params
-        prompts = [await self._encode(prompt, index) for index, prompt in enumerate(request.prompts)]
+        prompts = await self._encode(request.prompts)
         generation = Generation(
             self.engine,
             prompts,
@@ -45,14 +44,14 @@ class CompletionEndpoint(GeneratingEndpoint):
         format = CompletionFormat(self.engine, request_id, model, request, generation.num_choices, unix_time())
         return generation, format, request
 
-    async def _encode(self, prompt: str | list[int], index: int) -> list[int]:
-        if not isinstance(prompt, str):
-            return prompt
+    async def _encode(self, prompts: list[str | list[int]]) -> list[list[int]]:
+        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encode_now, prompts)
+        return self._encode_now(prompts)
+
+    def _encode_now(self, prompts: list[str | list[int]]) -> list[list[int]]:
         encode = self.engine.tokenizer.encode
-        token_ids = await asyncio.to_thread(encode, prompt) if len(prompt) > LONG_TEXT_CHARS else encode(prompt)
-        if not token_ids:
-            raise InvalidRequestError(f"prompt {index} has no tokens; send at least one.", param="prompt")
-        return list(token_ids)
+        return [list(encode(prompt)) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,56 @@
+"""Whatever is sent, the answer is a request or a refusal: never another exception."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from octavo.errors import InvalidRequestError
+from octavo.server.fields import FIELDS_WITHOUT_EFFECT, UNSUPPORTED_FIELDS
+from octavo.server.protocol import ChatRequest, CompletionRequest, decode_chat_request, decode_completion_request
+
+NAMES = sorted(
+    {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *UNSUPPORTED_FIELDS, *FIELDS_WITHOUT_EFFECT}
+)
+NESTED_NAMES = st.sampled_from(
+    ["role", "content", "type", "text", "tool_calls", "function", "arguments", "name", "include_usage", "image_url"]
+)
+WORDS = st.sampled_from(["user", "assistant", "system", "tool", "text", "image_url", "{}", "", "x"]) | st.text(
+    max_size=5
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | WORDS
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NESTED_NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+BODIES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=8), VALUES, max_size=6)
+
+DECODERS = pytest.mark.parametrize("decode", [decode_chat_request, decode_completion_request])
+
+
+@DECODERS
+@settings(max_examples=300, deadline=None)
+@given(body=BODIES)
+@example(body={"prompt": [[1], "a", 2], "n": -5})
+@example(body={"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "n": 10**40})
+def test_any_object_is_taken_or_refused(decode: Callable[[bytes], Any], body: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        _ = decode(json.dumps(body).encode()).sampling_params
+
+
+@DECODERS
+@settings(max_examples=300, deadline=None)
+@given(
+    raw=st.binary(max_size=40)
+    | st.text('{}[]":,\\ 0eE.-\ud800ntu', max_size=20).map(lambda t: t.encode("utf-8", "surrogatepass"))
+)
+def test_any_bytes_are_taken_or_refused(decode: Callable[[bytes], Any], raw: bytes) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        decode(raw)
