@@ -1,0 +1,615 @@
+// octavo._cpu: the border between Python and the kernels. Every shape, dtype and index is checked here, before any work,
+// and refused with ShapeError; behind it nothing throws.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "isa.h"
+#include "linear.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+PyObject* shape_error = nullptr;
+PyObject* numpy_empty = nullptr;
+PyObject* numpy_float32 = nullptr;
+
+[[noreturn]] void refuse(const char* format, ...) {
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  PyErr_SetString(shape_error, text);
+  throw nb::python_error();
+}
+
+void require_memory(bool has_memory) {
+  if (!has_memory) throw std::bad_alloc();
+}
+
+enum class Type { float32, float64, float16, int8, uint8, uint16, int32, int64 };
+
+const char* name_of(Type type) {
+  static const char* const names[] = {"float32", "float64", "float16", "int8", "uint8", "uint16", "int32", "int64"};
+  return names[static_cast<int>(type)];
+}
+
+bool has_type(const Py_buffer& buffer, Type type) {
+  const char* format = buffer.format == nullptr ? "B" : buffer.format;
+  if (*format == '<' || *format == '=' || *format == '@') ++format;
+  const char code = format[0];
+  if (format[0] == '\0' || format[1] != '\0') return false;
+  switch (type) {
+    case Type::float32: return code == 'f';
+    case Type::float64: return code == 'd';
+    case Type::float16: return code == 'e';
+    case Type::int8: return code == 'b';
+    case Type::uint8: return code == 'B';
+    case Type::uint16: return code == 'H';
+    case Type::int32: return buffer.itemsize == 4 && (code == 'i' || code == 'l');
+    case Type::int64: return buffer.itemsize == 8 && (code == 'l' || code == 'q');
+  }
+  return false;
+}
+
+// A NumPy array seen through the buffer protocol (a tenth of the cost of DLPack). The last `num_dense` axes must be
+// contiguous.
+class View {
+ public:
+  View(nb::handle array, const char* name, Type type, int num_axes, int num_dense, bool is_written = false) : name_(name) {
+    if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_STRIDES | PyBUF_FORMAT | (is_written ? PyBUF_WRITABLE : 0)) != 0) {
+      PyErr_Clear();
+      buffer_.obj = nullptr;
+      refuse("%s must be %s NumPy array", name, is_written ? "a writable" : "a");
+    }
+    if (!has_type(buffer_, type) || buffer_.ndim != num_axes) {
+      const std::string format = buffer_.format == nullptr ? "B" : buffer_.format;
+      const int ndim = buffer_.ndim;
+      release();
+      refuse("%s must be %s with %d axes, not '%s' with %d", name, name_of(type), num_axes, format.c_str(), ndim);
+    }
+    Py_ssize_t expected = buffer_.itemsize;
+    for (int axis = num_axes - 1; axis >= num_axes - num_dense; --axis) {
+      if (buffer_.shape[axis] > 1 && buffer_.strides[axis] != expected && !is_empty()) {
+        release();
+        refuse("%s must be contiguous in its last %d axes", name, num_dense);
+      }
+      expected *= buffer_.shape[axis];
+    }
+    for (int axis = 0; axis < num_axes; ++axis) {
+      if (buffer_.shape[axis] > 0x7fffffff || buffer_.strides[axis] % buffer_.itemsize != 0) {
+        release();
+        refuse("%s has an axis that is too long, or elements that are not aligned", name);
+      }
+    }
+  }
+  ~View() { release(); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  int shape(int axis) const { return static_cast<int>(buffer_.shape[axis]); }
+  // Elements from one index of the axis to the next; 0 on an axis of one.
+  ptrdiff_t stride(int axis) const { return buffer_.shape[axis] > 1 ? buffer_.strides[axis] / buffer_.itemsize : 0; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(buffer_.buf);
+  }
+  void expect(int axis, int size) const {
+    if (shape(axis) != size) refuse("%s has %d along axis %d, expected %d", name_, shape(axis), axis, size);
+  }
+
+ private:
+  bool is_empty() const {
+    for (int axis = 0; axis < buffer_.ndim; ++axis) {
+      if (buffer_.shape[axis] == 0) return true;
+    }
+    return false;
+  }
+  void release() {
+    if (buffer_.obj != nullptr) PyBuffer_Release(&buffer_);
+    buffer_.obj = nullptr;
+  }
+
+  const char* name_;
+  Py_buffer buffer_{};
+};
+
+// Views of an array that may be None.
+struct OptionalView {
+  OptionalView(nb::handle array, const char* name, Type type, int num_axes, int num_dense) {
+    if (!array.is_none()) view.reset(new View(array, name, type, num_axes, num_dense));
+  }
+  std::unique_ptr<View> view;
+};
+
+nb::object new_float_array(std::initializer_list<int> shape) {
+  nb::object dims = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+  Py_ssize_t axis = 0;
+  for (int size : shape) PyTuple_SET_ITEM(dims.ptr(), axis++, PyLong_FromLong(size));
+  PyObject* args[] = {dims.ptr(), numpy_float32};
+  nb::object array = nb::steal(PyObject_Vectorcall(numpy_empty, args, 2, nullptr));
+  if (!array.is_valid()) throw nb::python_error();
+  return array;
+}
+
+// Rows cut into tasks of at least `min_rows`; all in the caller's thread when there is too little to share.
+template <class Function>
+void for_rows(Workers& workers, int num_rows, int min_rows, const Function& function) {
+  if (num_rows <= 2 * min_rows) {
+    function(0, num_rows);
+    return;
+  }
+  struct Job {
+    const Function* function;
+    int num_rows, rows_per_task;
+  };
+  int rows_per_task = num_rows / (workers.pool.num_threads() * 4);
+  rows_per_task = rows_per_task < min_rows ? min_rows : rows_per_task;
+  Job job{&function, num_rows, rows_per_task};
+  nb::gil_scoped_release released;
+  std::lock_guard<std::mutex> lock(workers.busy);
+  workers.pool.run(
+      (num_rows + rows_per_task - 1) / rows_per_task,
+      [](void* context, int index, int) {
+        const Job& some = *static_cast<Job*>(context);
+        const int begin = index * some.rows_per_task;
+        const int end = begin + some.rows_per_task;
+        (*some.function)(begin, end < some.num_rows ? end : some.num_rows);
+      },
+      &job);
+}
+
+// Elementwise work that is worth a task of its own takes about this many elements.
+int rows_worth_a_task(int elements_per_row) { return 8192 / (elements_per_row > 0 ? elements_per_row : 1) + 1; }
+
+void check_indices(const int32_t* indices, int count, int limit, const char* name) {
+  for (int i = 0; i < count; ++i) {
+    if (indices[i] < 0 || indices[i] >= limit) refuse("%s has %d, outside of [0, %d)", name, indices[i], limit);
+  }
+}
+
+const char* name_of(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::q4: return "q4";
+    case WeightKind::q8: return "q8";
+    case WeightKind::float16: return "float16";
+    case WeightKind::bfloat16: return "bfloat16";
+    default: return "float32";
+  }
+}
+
+class Engine {
+ public:
+  Engine(const std::string& isa, int num_threads) : pool_(num_threads), workers_(pool_) {
+    for (const Kernels* const* each = compiled_kernels(); *each != nullptr; ++each) {
+      if (isa == (*each)->name && can_run(**each)) kernels_ = *each;
+    }
+    if (kernels_ == nullptr) throw nb::value_error(("no such kernels on this machine: " + isa).c_str());
+  }
+
+  std::string isa() const { return kernels_->name; }
+  int num_threads() const { return pool_.num_threads(); }
+
+  // parts: (kind, values, scale or None, minimum or None) each; kind "" keeps what they are
+  std::unique_ptr<Weight> pack_weight(const std::vector<nb::tuple>& parts, const std::string& dtype) {
+    auto weight = std::make_unique<Weight>();
+    std::vector<std::unique_ptr<View>> views;
+    std::vector<WeightSource> sources;
+    for (const nb::tuple& part : parts) {
+      const std::string kind = nb::cast<std::string>(part[0]);
+      WeightSource source{WeightKind::float32, 0, nullptr, nullptr, nullptr};
+      Type type = Type::float32;
+      if (kind == "q4") source.kind = WeightKind::q4, type = Type::uint8;
+      if (kind == "q8") source.kind = WeightKind::q8, type = Type::int8;
+      if (kind == "float16") source.kind = WeightKind::float16, type = Type::float16;
+      if (kind == "bfloat16") source.kind = WeightKind::bfloat16, type = Type::uint16;
+      views.emplace_back(new View(part[1], "a weight", type, 2, 2));
+      const View& values = *views.back();
+      source.num_rows = values.shape(0);
+      source.values = values.as<void>();
+      if (weight->num_columns == 0) weight->num_columns = values.shape(1);
+      values.expect(1, weight->num_columns);
+      if (type == Type::uint8 || type == Type::int8) {
+        if (weight->num_columns % kGroupSize != 0) refuse("a quantized weight has K = %d, not a multiple of 32", weight->num_columns);
+        for (int i = 2; i < 4; ++i) {
+          if (part[i].is_none()) continue;
+          views.emplace_back(new View(part[i], i == 2 ? "scale" : "minimum", Type::float32, 2, 2));
+          views.back()->expect(0, source.num_rows);
+          views.back()->expect(1, weight->num_columns / kGroupSize);
+          (i == 2 ? source.scale : source.minimum) = views.back()->as<float>();
+        }
+        if (source.scale == nullptr) refuse("a quantized weight needs a scale");
+      }
+      weight->num_rows += source.num_rows;
+      sources.push_back(source);
+    }
+    if (weight->num_rows == 0 || weight->num_columns == 0) refuse("a weight is empty");
+    bool has_memory = true;
+    {
+      nb::gil_scoped_release released;
+      if (dtype != "auto") {
+        const WeightKind kind = dtype == "float16"    ? WeightKind::float16
+                                : dtype == "bfloat16" ? WeightKind::bfloat16
+                                                      : WeightKind::float32;
+        weight->matrices.emplace_back();
+        has_memory = pack_as_float(workers_, sources, weight->num_columns, kind, weight->matrices.back());
+      } else {
+        // Neighbours of one kind become one matrix.
+        for (size_t begin = 0; begin < sources.size() && has_memory;) {
+          size_t end = begin;
+          while (end < sources.size() && sources[end].kind == sources[begin].kind) ++end;
+          weight->matrices.emplace_back();
+          has_memory = pack_same_kind(workers_, {sources.begin() + begin, sources.begin() + end}, weight->num_columns,
+                                      weight->matrices.back());
+          begin = end;
+        }
+      }
+    }
+    require_memory(has_memory);
+    return weight;
+  }
+
+  nb::object embedding(const Weight& weight, nb::handle token_ids, float scale) {
+    const View ids(token_ids, "token_ids", Type::int32, 1, 1);
+    const int num_rows = ids.shape(0);
+    check_indices(ids.as<int32_t>(), num_rows, weight.num_rows, "token_ids");
+    nb::object array = new_float_array({num_rows, weight.num_columns});
+    const View out(array, "out", Type::float32, 2, 2, true);
+    for_rows(workers_, num_rows, rows_worth_a_task(weight.num_columns), [&](int begin, int end) {
+      for (int i = begin; i < end; ++i) {
+        int row = ids.as<int32_t>()[i];
+        const PackedMatrix* matrix = weight.matrices.data();
+        while (row >= matrix->num_rows) row -= (matrix++)->num_rows;
+        read_row(*matrix, row, scale, out.as<float>() + static_cast<ptrdiff_t>(i) * weight.num_columns);
+      }
+    });
+    return array;
+  }
+
+  nb::object linear(nb::handle x, const Weight& weight, nb::handle bias) {
+    const View rows(x, "x", Type::float32, 2, 1);
+    rows.expect(1, weight.num_columns);
+    const OptionalView added(bias, "bias", Type::float32, 1, 1);
+    if (added.view) added.view->expect(0, weight.num_rows);
+    const float* bias_data = added.view ? added.view->as<float>() : nullptr;
+    nb::object array = new_float_array({rows.shape(0), weight.num_rows});
+    const View out(array, "out", Type::float32, 2, 2, true);
+    bool has_memory;
+    {
+      nb::gil_scoped_release released;
+      has_memory = octavo::linear(workers_, *kernels_, rows.as<float>(), rows.stride(0), rows.shape(0), weight, bias_data,
+                                  out.as<float>());
+    }
+    require_memory(has_memory);
+    return array;
+  }
+
+  // x [rows, width]; residual None, or contiguous; weight None only adds
+  void rms_norm(nb::handle x, nb::handle residual, nb::handle weight, float eps, nb::handle out) {
+    const View rows(x, "x", Type::float32, 2, 1);
+    const int width = rows.shape(1);
+    NormTask task{rows.as<float>(), rows.stride(0), nullptr, nullptr, eps, nullptr, width};
+    std::unique_ptr<View> residual_view, weight_view, out_view;
+    if (!residual.is_none()) {
+      residual_view.reset(new View(residual, "residual", Type::float32, 2, 2, true));
+      residual_view->expect(0, rows.shape(0));
+      residual_view->expect(1, width);
+      task.residual = residual_view->as<float>();
+    }
+    if (!weight.is_none()) {
+      weight_view.reset(new View(weight, "weight", Type::float32, 1, 1));
+      weight_view->expect(0, width);
+      task.weight = weight_view->as<float>();
+      out_view.reset(new View(out, "out", Type::float32, 2, 2, true));
+      out_view->expect(0, rows.shape(0));
+      out_view->expect(1, width);
+      task.out = out_view->as<float>();
+    }
+    for_rows(workers_, rows.shape(0), rows_worth_a_task(width),
+             [&](int begin, int end) { kernels_->rms_norm(task, begin, end); });
+  }
+
+  void rotary(nb::handle query, nb::handle key, nb::handle positions, nb::handle cos_sin) {
+    const View q(query, "query", Type::float32, 3, 2, true), k(key, "key", Type::float32, 3, 2, true);
+    const View where(positions, "positions", Type::int32, 1, 1), table(cos_sin, "cos_sin", Type::float32, 2, 2);
+    const int num_rows = q.shape(0);
+    k.expect(0, num_rows);
+    where.expect(0, num_rows);
+    const int rotary_dim = table.shape(1);
+    if (rotary_dim % 2 != 0 || rotary_dim > q.shape(2) || rotary_dim > k.shape(2)) {
+      refuse("cos_sin has %d columns, the heads %d and %d dimensions", rotary_dim, q.shape(2), k.shape(2));
+    }
+    check_indices(where.as<int32_t>(), num_rows, table.shape(0), "positions");
+    const auto task = [&](const View& view) {
+      return RotaryTask{view.as<float>(),      view.stride(0),     view.shape(1), view.shape(2),
+                        where.as<int32_t>(), table.as<float>(), rotary_dim};
+    };
+    const RotaryTask q_task = task(q), k_task = task(k);
+    for_rows(workers_, num_rows, rows_worth_a_task((q.shape(1) + k.shape(1)) * rotary_dim), [&](int begin, int end) {
+      kernels_->rotary(q_task, begin, end);
+      kernels_->rotary(k_task, begin, end);
+    });
+  }
+
+  nb::object gated(nb::handle gate_up, bool is_silu) {
+    const View rows(gate_up, "gate_up", Type::float32, 2, 1);
+    if (rows.shape(1) % 2 != 0) refuse("gate_up has %d columns, an odd number", rows.shape(1));
+    const int width = rows.shape(1) / 2;
+    nb::object array = new_float_array({rows.shape(0), width});
+    const View out(array, "out", Type::float32, 2, 2, true);
+    const GatedTask task{rows.as<float>(), rows.stride(0), out.as<float>(), width};
+    const auto kernel = is_silu ? kernels_->silu_and_mul : kernels_->gelu_and_mul;
+    for_rows(workers_, rows.shape(0), rows_worth_a_task(2 * width), [&](int begin, int end) { kernel(task, begin, end); });
+    return array;
+  }
+  nb::object silu_and_mul(nb::handle gate_up) { return gated(gate_up, true); }
+  nb::object gelu_and_mul(nb::handle gate_up) { return gated(gate_up, false); }
+
+  void write_kv(nb::handle key, nb::handle value, KvCache& cache, nb::handle slot_mapping) {
+    const View k(key, "key", Type::float32, 3, 2), v(value, "value", Type::float32, 3, 2);
+    const View slots(slot_mapping, "slot_mapping", Type::int64, 1, 1);
+    const int num_rows = k.shape(0);
+    v.expect(0, num_rows);
+    slots.expect(0, num_rows);
+    for (const View* view : {&k, &v}) {
+      view->expect(1, cache.num_kv_heads);
+      view->expect(2, cache.head_dim);
+    }
+    const int64_t num_slots = static_cast<int64_t>(cache.num_blocks) * cache.block_size;
+    for (int i = 0; i < num_rows; ++i) {
+      const int64_t slot = slots.as<int64_t>()[i];
+      if (slot < -1 || slot >= num_slots) {
+        refuse("slot_mapping has %lld, the cache %lld slots", static_cast<long long>(slot), static_cast<long long>(num_slots));
+      }
+    }
+    const WriteKvTask task{k.as<float>(), k.stride(0), v.as<float>(), v.stride(0), slots.as<int64_t>(), &cache};
+    for_rows(workers_, num_rows, rows_worth_a_task(4 * cache.num_kv_heads * cache.head_dim),
+             [&](int begin, int end) { kernels_->write_kv(task, begin, end); });
+  }
+
+  nb::object paged_attention(nb::handle query, const KvCache& cache, nb::handle query_start, nb::handle context_lens,
+                             nb::handle block_tables, float scale, int window, float soft_cap) {
+    const View q(query, "query", Type::float32, 3, 2);
+    const View starts(query_start, "query_start", Type::int32, 1, 1), lens(context_lens, "context_lens", Type::int32, 1, 1);
+    const View tables(block_tables, "block_tables", Type::int32, 2, 2);
+    const int num_seqs = lens.shape(0);
+    starts.expect(0, num_seqs + 1);
+    tables.expect(0, num_seqs);
+    q.expect(2, cache.head_dim);
+    if (q.shape(1) == 0 || q.shape(1) % cache.num_kv_heads != 0) {
+      refuse("query has %d heads, not a multiple of the cache's %d", q.shape(1), cache.num_kv_heads);
+    }
+    const int32_t* start = starts.as<int32_t>();
+    if (start[0] != 0 || start[num_seqs] != q.shape(0)) {
+      refuse("query_start runs from %d to %d, the query has %d rows", start[0], start[num_seqs], q.shape(0));
+    }
+    for (int s = 0; s < num_seqs; ++s) {
+      const int num_rows = start[s + 1] - start[s], context_len = lens.as<int32_t>()[s];
+      if (num_rows < 0 || context_len < num_rows) refuse("sequence %d has %d rows and a context of %d", s, num_rows, context_len);
+      if (num_rows == 0) continue;
+      const int first_row = context_len - num_rows;
+      const int first = window > 0 && first_row - window + 1 > 0 ? (first_row - window + 1) / cache.block_size : 0;
+      const int end = (context_len - 1) / cache.block_size + 1;
+      if (end > tables.shape(1)) refuse("sequence %d has %d tokens in %d blocks", s, context_len, tables.shape(1));
+      const int32_t* table = tables.as<int32_t>() + static_cast<ptrdiff_t>(s) * tables.shape(1);
+      for (int block = first; block < end; ++block) {
+        if (table[block] < 0 || table[block] >= cache.num_blocks) {
+          refuse("block %d of sequence %d is %d, the cache has %d", block, s, table[block], cache.num_blocks);
+        }
+      }
+    }
+    nb::object array = new_float_array({q.shape(0), q.shape(1), q.shape(2)});
+    const View out(array, "out", Type::float32, 3, 3, true);
+    AttentionCall call{q.as<float>(), q.stride(0), out.as<float>(), q.shape(1),  &cache, start,   lens.as<int32_t>(),
+                       tables.as<int32_t>(), tables.shape(1), scale,  window, soft_cap, nullptr};
+    bool has_memory;
+    {
+      nb::gil_scoped_release released;
+      has_memory = octavo::paged_attention(workers_, *kernels_, call, num_seqs);
+    }
+    require_memory(has_memory);
+    return array;
+  }
+
+  nb::object take_rows(nb::handle x, nb::handle rows) {
+    const View from(x, "x", Type::float32, 2, 1), which(rows, "rows", Type::int32, 1, 1);
+    check_indices(which.as<int32_t>(), which.shape(0), from.shape(0), "rows");
+    const int width = from.shape(1);
+    nb::object array = new_float_array({which.shape(0), width});
+    const View out(array, "out", Type::float32, 2, 2, true);
+    for (int i = 0; i < which.shape(0); ++i) {
+      std::memcpy(out.as<float>() + static_cast<ptrdiff_t>(i) * width,
+                  from.as<float>() + which.as<int32_t>()[i] * from.stride(0), sizeof(float) * width);
+    }
+    return array;
+  }
+
+  // penalties: None or 7 arrays in the order of PenaltyRows; banned: None or 2 arrays; results: the 4 of SampledRows
+  void sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+              nb::handle random, nb::handle num_logprobs, nb::handle penalties, nb::handle banned, nb::handle token_ids,
+              nb::handle logprobs, nb::handle top_ids, nb::handle top_logprobs) {
+    const View x(logits, "logits", Type::float32, 2, 1, true);
+    const int num_rows = x.shape(0), vocab_size = x.shape(1);
+    const View a(temperature, "temperature", Type::float32, 1, 1), b(top_k, "top_k", Type::int32, 1, 1);
+    const View c(top_p, "top_p", Type::float32, 1, 1), d(min_p, "min_p", Type::float32, 1, 1);
+    const View e(random, "random", Type::float64, 1, 1), f(num_logprobs, "num_logprobs", Type::int32, 1, 1);
+    const View ids(token_ids, "token_ids", Type::int32, 1, 1, true), lps(logprobs, "logprobs", Type::float32, 1, 1, true);
+    const View best(top_ids, "top_ids", Type::int32, 2, 2, true);
+    const View best_lps(top_logprobs, "top_logprobs", Type::float32, 2, 2, true);
+    for (const View* view : {&a, &b, &c, &d, &e, &f, &ids, &lps, &best, &best_lps}) view->expect(0, num_rows);
+    best_lps.expect(1, best.shape(1));
+    if (vocab_size == 0) refuse("logits have no columns");
+
+    SampleCall call{};
+    call.logits = x.as<float>();
+    call.logits_stride = x.stride(0);
+    call.vocab_size = vocab_size;
+    call.temperature = a.as<float>();
+    call.top_k = b.as<int32_t>();
+    call.top_p = c.as<float>();
+    call.min_p = d.as<float>();
+    call.random = e.as<double>();
+    call.num_logprobs = f.as<int32_t>();
+    call.token_ids = ids.as<int32_t>();
+    call.logprobs = lps.as<float>();
+    call.top_ids = best.as<int32_t>();
+    call.top_logprobs = best_lps.as<float>();
+    call.top_width = best.shape(1);
+
+    std::vector<std::unique_ptr<View>> views;
+    const auto take = [&](const nb::tuple& arrays, int index, const char* name, Type type, int size) -> const View& {
+      views.emplace_back(new View(arrays[index], name, type, 1, 1));
+      if (size >= 0) views.back()->expect(0, size);
+      return *views.back();
+    };
+    if (!penalties.is_none()) {
+      const nb::tuple arrays = nb::cast<nb::tuple>(penalties);
+      const View& rows = take(arrays, 0, "penalties.rows", Type::int32, -1);
+      const int count = rows.shape(0);
+      call.num_penalty_rows = count;
+      call.penalty_rows = rows.as<int32_t>();
+      check_indices(call.penalty_rows, count, num_rows, "penalties.rows");
+      call.penalty_start = take(arrays, 1, "penalties.start", Type::int32, count + 1).as<int32_t>();
+      const View& tokens = take(arrays, 2, "penalties.token_ids", Type::int32, -1);
+      call.penalty_tokens = tokens.as<int32_t>();
+      check_indices(call.penalty_tokens, tokens.shape(0), vocab_size, "penalties.token_ids");
+      call.penalty_counts = take(arrays, 3, "penalties.output_counts", Type::int32, tokens.shape(0)).as<int32_t>();
+      call.presence = take(arrays, 4, "penalties.presence", Type::float32, count).as<float>();
+      call.frequency = take(arrays, 5, "penalties.frequency", Type::float32, count).as<float>();
+      call.repetition = take(arrays, 6, "penalties.repetition", Type::float32, count).as<float>();
+      for (int i = 0; i <= count; ++i) {
+        const int at = call.penalty_start[i], before = i == 0 ? 0 : call.penalty_start[i - 1];
+        if (at < before || at > tokens.shape(0)) refuse("penalties.start has %d after %d", at, before);
+      }
+    }
+    if (!banned.is_none()) {
+      const nb::tuple arrays = nb::cast<nb::tuple>(banned);
+      const View& rows = take(arrays, 0, "banned rows", Type::int32, -1);
+      call.num_banned = rows.shape(0);
+      call.banned_rows = rows.as<int32_t>();
+      call.banned_tokens = take(arrays, 1, "banned token_ids", Type::int32, call.num_banned).as<int32_t>();
+      check_indices(call.banned_rows, call.num_banned, num_rows, "banned rows");
+      check_indices(call.banned_tokens, call.num_banned, vocab_size, "banned token_ids");
+    }
+    struct Job {
+      const Kernels* kernels;
+      const SampleCall* call;
+      char* scratch;
+      size_t scratch_bytes;
+    } job{kernels_, &call, nullptr, (sample_scratch_bytes(vocab_size) + 4095) / 4096 * 4096 + 64};
+    bool has_memory;
+    {
+      nb::gil_scoped_release released;
+      std::lock_guard<std::mutex> lock(workers_.busy);
+      job.scratch = static_cast<char*>(workers_.worker_scratch.get(job.scratch_bytes * pool_.num_threads()));
+      has_memory = job.scratch != nullptr;
+      if (has_memory) {
+        pool_.run(
+            num_rows,
+            [](void* context, int row, int worker) {
+              const Job& some = *static_cast<Job*>(context);
+              some.kernels->sample_row(*some.call, row, some.scratch + worker * some.scratch_bytes);
+            },
+            &job);
+      }
+    }
+    require_memory(has_memory);
+  }
+
+ private:
+  ThreadPool pool_;
+  Workers workers_;
+  const Kernels* kernels_ = nullptr;
+};
+
+std::vector<std::string> runnable_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* const* each = compiled_kernels(); *each != nullptr; ++each) {
+    if (can_run(**each)) names.push_back((*each)->name);
+  }
+  return names;
+}
+
+std::string dtype_of(const Weight& weight) {
+  for (const PackedMatrix& matrix : weight.matrices) {
+    if (matrix.kind != weight.matrices[0].kind) return "mixed";
+  }
+  return name_of(weight.matrices[0].kind);
+}
+
+std::unique_ptr<KvCache> make_cache(int num_blocks, int block_size, int num_kv_heads, int head_dim, bool is_half) {
+  if (num_blocks < 0 || block_size < 1 || num_kv_heads < 1 || head_dim < 1) {
+    refuse("a cache of %d blocks of %d tokens with %d heads of %d dimensions cannot be", num_blocks, block_size,
+           num_kv_heads, head_dim);
+  }
+  auto cache = std::make_unique<KvCache>(num_blocks, block_size, num_kv_heads, head_dim, is_half);
+  require_memory(cache->is_allocated());
+  return cache;
+}
+
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_cpu, module) {
+  using namespace octavo;
+  nb::set_leak_warnings(false);  // an engine may live until the interpreter ends
+  shape_error = nb::object(nb::module_::import_("octavo.errors").attr("ShapeError")).release().ptr();
+  const nb::module_ numpy = nb::module_::import_("numpy");
+  numpy_empty = nb::object(numpy.attr("empty")).release().ptr();
+  numpy_float32 = nb::object(numpy.attr("dtype")("float32")).release().ptr();
+
+  module.def("runnable_isas", &runnable_isas);
+
+  nb::class_<Weight>(module, "Weight")
+      .def_prop_ro("shape", [](const Weight& weight) { return nb::make_tuple(weight.num_rows, weight.num_columns); })
+      .def_prop_ro("num_bytes", &Weight::num_bytes)
+      .def_prop_ro("dtype", &dtype_of);
+
+  nb::class_<KvCache>(module, "LayerCache")
+      .def_ro("num_blocks", &KvCache::num_blocks)
+      .def_ro("block_size", &KvCache::block_size)
+      .def_prop_ro("num_bytes", &KvCache::num_bytes)
+      .def("copy_blocks", [](KvCache& cache, nb::handle pairs) {
+        for (nb::handle pair : pairs) {
+          const int source = nb::cast<int>(pair[0]), destination = nb::cast<int>(pair[1]);
+          if (source < 0 || source >= cache.num_blocks || destination < 0 || destination >= cache.num_blocks) {
+            refuse("cannot copy block %d to %d, the cache has %d", source, destination, cache.num_blocks);
+          }
+          cache.copy_block(source, destination);
+        }
+      });
+  module.def("make_cache", &make_cache);
+
+  nb::class_<Engine>(module, "Engine")
+      .def(nb::init<const std::string&, int>())
+      .def_prop_ro("isa", &Engine::isa)
+      .def_prop_ro("num_threads", &Engine::num_threads)
+      .def("pack_weight", &Engine::pack_weight)
+      .def("embedding", &Engine::embedding)
+      .def("linear", &Engine::linear, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none())
+      .def("rms_norm", &Engine::rms_norm, nb::arg("x"), nb::arg("residual").none(), nb::arg("weight").none(),
+           nb::arg("eps"), nb::arg("out").none())
+      .def("rotary", &Engine::rotary)
+      .def("silu_and_mul", &Engine::silu_and_mul)
+      .def("gelu_and_mul", &Engine::gelu_and_mul)
+      .def("write_kv", &Engine::write_kv)
+      .def("paged_attention", &Engine::paged_attention)
+      .def("take_rows", &Engine::take_rows)
+      .def("sample", &Engine::sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
+           nb::arg("min_p"), nb::arg("random"), nb::arg("num_logprobs"), nb::arg("penalties").none(),
+           nb::arg("banned").none(), nb::arg("token_ids"), nb::arg("logprobs"), nb::arg("top_ids"),
+           nb::arg("top_logprobs"));
+}

@@ -1,0 +1,64 @@
+#include "isa.h"
+
+#include <cstring>
+
+#ifdef OCTAVO_X86
+#include <cpuid.h>
+#endif
+
+namespace octavo {
+namespace {
+
+#ifdef OCTAVO_X86
+
+uint64_t enabled_state() {
+  uint32_t low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
+struct Cpu {
+  bool has_avx2 = false;        // with FMA and F16C
+  bool has_avx512vnni = false;  // F, BW, DQ, VL, VNNI
+
+  Cpu() {
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    const bool fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
+    if (!osxsave || !avx) return;
+    const uint64_t state = enabled_state();  // what the operating system saves of the registers
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    has_avx2 = fma && f16c && (b >> 5 & 1) && (state & 0x6) == 0x6;
+    const bool f = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1, vnni = c >> 11 & 1;
+    has_avx512vnni = has_avx2 && f && dq && bw && vl && vnni && (state & 0xe6) == 0xe6;
+  }
+};
+
+const Cpu& cpu() {
+  static const Cpu found;
+  return found;
+}
+
+#endif
+
+}  // namespace
+
+const Kernels* const* compiled_kernels() {
+  static const Kernels* const all[] = {
+#ifdef OCTAVO_X86
+      &avx512vnni::kKernels, &avx2::kKernels,
+#endif
+      &scalar::kKernels,     nullptr,
+  };
+  return all;
+}
+
+bool can_run(const Kernels& kernels) {
+#ifdef OCTAVO_X86
+  if (std::strcmp(kernels.name, "avx512vnni") == 0) return cpu().has_avx512vnni;
+  if (std::strcmp(kernels.name, "avx2") == 0) return cpu().has_avx2;
+#endif
+  return std::strcmp(kernels.name, "scalar") == 0;
+}
+
+}  // namespace octavo

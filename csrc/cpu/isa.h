@@ -1,0 +1,167 @@
+// The dispatch table: every kernel that has one variant an instruction set, and what the kernels are given.
+//
+// A kernel works on a range of rows, panels or tasks and knows nothing of threads; `linear`, `attention` and the
+// bindings cut the work and hand the pieces to the pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kv_cache.h"
+#include "packed_weight.h"
+
+namespace octavo {
+
+// Activations in 8 bits, a scale for each row and group of 32: x is about scale * code.
+struct QuantizedRows {
+  int8_t* codes;    // [M, K], -127 to 127
+  float* scale;     // [M, K / 32]; NaN where the group holds a NaN or an infinity
+  float* sum;       // [M, K / 32], scale * (sum of the group's codes)
+  int32_t* offset;  // [M, K / 32], -128 * (sum of the group's codes): takes the 128 back that q8 codes were raised by
+};
+
+// out[m, n] for rows [row_begin, row_end) and panels [panel_begin, panel_end) of one matrix.
+struct MatmulTask {
+  const float* x;  // [M, K], rows `x_stride` apart; float weights
+  ptrdiff_t x_stride;
+  QuantizedRows quantized;  // quantized weights
+  const PackedMatrix* matrix;
+  const float* bias;  // [N] or nullptr
+  float* out;         // [M, N], rows `out_stride` apart
+  ptrdiff_t out_stride;
+  int row_begin, row_end;
+  int panel_begin, panel_end;
+};
+
+struct NormTask {
+  const float* x;  // [rows, width], rows `x_stride` apart
+  ptrdiff_t x_stride;
+  float* residual;  // [rows, width] contiguous, x is added to it and it is normed; or nullptr
+  const float* weight;
+  float eps;
+  float* out;  // [rows, width] contiguous; nullptr only adds
+  int width;
+};
+
+struct RotaryTask {
+  float* x;  // [rows, num_heads, head_dim], rows `row_stride` apart
+  ptrdiff_t row_stride;
+  int num_heads, head_dim;
+  const int32_t* positions;
+  const float* cos_sin;  // [max_positions, rotary_dim]
+  int rotary_dim;
+};
+
+struct GatedTask {
+  const float* gate_up;  // [rows, 2 * width]
+  ptrdiff_t row_stride;
+  float* out;  // [rows, width]
+  int width;
+};
+
+struct WriteKvTask {
+  const float* key;  // [rows, num_kv_heads, head_dim]
+  ptrdiff_t key_stride;
+  const float* value;
+  ptrdiff_t value_stride;
+  const int64_t* slots;
+  KvCache* cache;
+};
+
+// Attention of one step over one layer's cache.
+struct AttentionCall {
+  const float* query;  // [T, num_heads, head_dim], rows `query_stride` apart
+  ptrdiff_t query_stride;
+  float* out;  // [T, num_heads, head_dim] contiguous
+  int num_heads;
+  const KvCache* cache;
+  const int32_t* query_start;
+  const int32_t* context_lens;
+  const int32_t* block_tables;  // [num_seqs, max_blocks]
+  int max_blocks;
+  float scale;
+  int window;      // 0: none
+  float soft_cap;  // 0: none
+  float* partials;  // of the tasks that compute one split each
+};
+
+// Rows [row_begin, row_end) of one sequence and the query heads of one key head. With split >= 0 only that part of the
+// context, its result left in partials; else the whole context, its result written to out.
+struct AttentionTask {
+  int sequence, kv_head;
+  int row_begin, row_end;
+  int split;
+  size_t partial;  // where in partials: of this split, or for `merge` of split 0, the others following
+  int num_splits;
+};
+
+// The context is cut into splits at absolute positions, always, and their results are merged in order: whether they
+// were computed by one thread or by many leaves the bits alone.
+struct AttentionSizes {
+  int positions_per_split;
+  size_t partial_floats;  // of one query row and head
+  size_t scratch_bytes;   // a worker's
+  int rows_per_task;
+};
+
+struct SampleCall {
+  float* logits;  // [R, vocab_size], rows `logits_stride` apart; changed
+  ptrdiff_t logits_stride;
+  int vocab_size;
+  const float *temperature, *top_p, *min_p;
+  const int32_t *top_k, *num_logprobs;
+  const double* random;
+  // penalties, in compressed rows (octavo.ops.interface.PenaltyRows); num_penalty_rows is 0 without
+  int num_penalty_rows;
+  const int32_t *penalty_rows, *penalty_start, *penalty_tokens, *penalty_counts;
+  const float *presence, *frequency, *repetition;
+  int num_banned;
+  const int32_t *banned_rows, *banned_tokens;
+  // results
+  int32_t* token_ids;
+  float* logprobs;
+  int32_t* top_ids;  // [R, top_width]
+  float* top_logprobs;
+  int top_width;
+};
+
+// Bytes of scratch a worker needs to sample.
+inline size_t sample_scratch_bytes(int vocab_size) { return static_cast<size_t>(vocab_size) * 12 + 256; }
+
+struct Kernels {
+  const char* name;
+  int row_tile;  // rows a quantized matmul handles at a time at best
+
+  void (*quantize_rows)(const float* x, ptrdiff_t x_stride, int row_begin, int row_end, int num_columns,
+                        const QuantizedRows& out);
+  void (*matmul_q4)(const MatmulTask& task);
+  void (*matmul_q8)(const MatmulTask& task);
+  void (*matmul_float)(const MatmulTask& task);
+  void (*rms_norm)(const NormTask& task, int row_begin, int row_end);
+  void (*rotary)(const RotaryTask& task, int row_begin, int row_end);
+  void (*silu_and_mul)(const GatedTask& task, int row_begin, int row_end);
+  void (*gelu_and_mul)(const GatedTask& task, int row_begin, int row_end);
+  void (*write_kv)(const WriteKvTask& task, int row_begin, int row_end);
+  AttentionSizes (*attention_sizes)(const AttentionCall& call);
+  void (*attend)(const AttentionCall& call, const AttentionTask& task, void* scratch);
+  void (*merge_splits)(const AttentionCall& call, const AttentionTask& task, void* scratch);
+  void (*sample_row)(const SampleCall& call, int row, void* scratch);
+};
+
+// The variants this build has, best first, ended by nullptr; and whether this machine can run one.
+const Kernels* const* compiled_kernels();
+bool can_run(const Kernels& kernels);
+
+namespace scalar {
+extern const Kernels kKernels;
+}
+#ifdef OCTAVO_X86
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512vnni {
+extern const Kernels kKernels;
+}
+#endif
+
+}  // namespace octavo

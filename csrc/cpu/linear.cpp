@@ -1,0 +1,156 @@
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+// Rough costs, for cutting the work only: they never change a bit of the result.
+constexpr double kBytesPerMicrosecond = 10e3;    // of weights, from memory
+constexpr double kProductsPerMicrosecond = 80e3;
+constexpr double kMinTaskMicroseconds = 2.0;
+constexpr double kMinThreadedMicroseconds = 8.0;
+constexpr int kMaxRowsPerTask = 256;  // their activations stay in the second-level cache
+constexpr int kTasksPerThread = 8;
+
+struct MatrixCut {
+  const PackedMatrix* matrix;
+  int first_channel;
+  int panels_per_task;
+  int num_panel_tasks;
+  int first_task;
+};
+
+constexpr int kMaxMatrices = 16;
+
+struct LinearJob {
+  const Kernels* kernels;
+  const float* x;
+  ptrdiff_t x_stride;
+  QuantizedRows quantized;
+  const float* bias;
+  float* out;
+  ptrdiff_t out_stride;
+  int num_rows, num_columns;
+  int rows_per_task, num_row_tasks;
+  int quantized_rows_per_task;
+  MatrixCut cuts[kMaxMatrices];
+  int num_cuts;
+};
+
+void quantize_some(void* context, int index, int) {
+  const LinearJob& job = *static_cast<LinearJob*>(context);
+  const int begin = index * job.quantized_rows_per_task;
+  const int end = begin + job.quantized_rows_per_task < job.num_rows ? begin + job.quantized_rows_per_task : job.num_rows;
+  job.kernels->quantize_rows(job.x, job.x_stride, begin, end, job.num_columns, job.quantized);
+}
+
+void multiply_some(void* context, int index, int) {
+  const LinearJob& job = *static_cast<LinearJob*>(context);
+  int c = job.num_cuts - 1;
+  while (index < job.cuts[c].first_task) --c;
+  const MatrixCut& cut = job.cuts[c];
+  const PackedMatrix& matrix = *cut.matrix;
+  index -= cut.first_task;
+  MatmulTask task;
+  task.x = job.x;
+  task.x_stride = job.x_stride;
+  task.quantized = job.quantized;
+  task.matrix = &matrix;
+  task.bias = job.bias == nullptr ? nullptr : job.bias + cut.first_channel;
+  task.out = job.out + cut.first_channel;
+  task.out_stride = job.out_stride;
+  task.row_begin = index % job.num_row_tasks * job.rows_per_task;
+  task.row_end = task.row_begin + job.rows_per_task < job.num_rows ? task.row_begin + job.rows_per_task : job.num_rows;
+  task.panel_begin = index / job.num_row_tasks * cut.panels_per_task;
+  task.panel_end = task.panel_begin + cut.panels_per_task;
+  if (task.panel_end > matrix.num_panels) task.panel_end = matrix.num_panels;
+  switch (matrix.kind) {
+    case WeightKind::q4: job.kernels->matmul_q4(task); break;
+    case WeightKind::q8: job.kernels->matmul_q8(task); break;
+    default: job.kernels->matmul_float(task); break;
+  }
+}
+
+bool is_quantized(const PackedMatrix& matrix) {
+  return matrix.kind == WeightKind::q4 || matrix.kind == WeightKind::q8;
+}
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+void run_some_matrices(Workers& workers, LinearJob& job, const Weight& weight, int begin, int end, int first_channel) {
+  const int num_threads = workers.pool.num_threads();
+  job.num_row_tasks = ceil_div(job.num_rows, kMaxRowsPerTask);
+  const int tile = job.kernels->row_tile;
+  job.rows_per_task = ceil_div(ceil_div(job.num_rows, job.num_row_tasks), tile) * tile;
+  job.num_row_tasks = ceil_div(job.num_rows, job.rows_per_task);
+  job.num_cuts = 0;
+  int num_tasks = 0;
+  double total_cost = 0.0;
+  for (int m = begin; m < end; ++m) {
+    const PackedMatrix& matrix = weight.matrices[m];
+    const double bytes = static_cast<double>(matrix.num_bytes()) / matrix.num_panels;
+    const double products = static_cast<double>(job.num_rows < job.rows_per_task ? job.num_rows : job.rows_per_task) *
+                            matrix.num_columns * kPanelWidth;
+    const double panel_cost = bytes / kBytesPerMicrosecond + products / kProductsPerMicrosecond;
+    total_cost += panel_cost * matrix.num_panels * job.num_row_tasks;
+    MatrixCut& cut = job.cuts[job.num_cuts++];
+    cut.matrix = &matrix;
+    cut.first_channel = first_channel;
+    int panels = matrix.num_panels * job.num_row_tasks / (num_threads * kTasksPerThread);
+    const int min_panels = static_cast<int>(kMinTaskMicroseconds / panel_cost) + 1;
+    panels = panels < min_panels ? min_panels : panels;
+    cut.panels_per_task = (panels + 1) / 2 * 2;  // the widest kernels take two at a time
+    cut.num_panel_tasks = ceil_div(matrix.num_panels, cut.panels_per_task);
+    cut.first_task = num_tasks;
+    num_tasks += cut.num_panel_tasks * job.num_row_tasks;
+    first_channel += matrix.num_rows;
+  }
+  if (total_cost < kMinThreadedMicroseconds) {
+    for (int index = 0; index < num_tasks; ++index) multiply_some(&job, index, 0);
+  } else {
+    workers.pool.run(num_tasks, multiply_some, &job);
+  }
+}
+
+}  // namespace
+
+bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, int num_rows,
+            const Weight& weight, const float* bias, float* out) {
+  if (num_rows == 0) return true;
+  std::lock_guard<std::mutex> lock(workers.busy);
+  LinearJob job{};
+  job.kernels = &kernels;
+  job.x = x;
+  job.x_stride = x_stride;
+  job.bias = bias;
+  job.out = out;
+  job.out_stride = weight.num_rows;
+  job.num_rows = num_rows;
+  job.num_columns = weight.num_columns;
+
+  bool any_quantized = false;
+  for (const PackedMatrix& matrix : weight.matrices) any_quantized = any_quantized || is_quantized(matrix);
+  if (any_quantized) {
+    const size_t num_codes = static_cast<size_t>(num_rows) * weight.num_columns;
+    const size_t num_scales = (num_codes / kGroupSize + 15) / 16 * 16;
+    char* memory = static_cast<char*>(workers.scratch.get(num_codes + num_scales * 12));
+    if (memory == nullptr) return false;
+    job.quantized.scale = reinterpret_cast<float*>(memory);
+    job.quantized.sum = job.quantized.scale + num_scales;
+    job.quantized.offset = reinterpret_cast<int32_t*>(job.quantized.sum + num_scales);
+    job.quantized.codes = reinterpret_cast<int8_t*>(job.quantized.offset + num_scales);
+    const bool is_large = num_codes > 32768;
+    job.quantized_rows_per_task = is_large ? 16384 / weight.num_columns + 1 : num_rows;
+    const int num_tasks = ceil_div(num_rows, job.quantized_rows_per_task);
+    workers.pool.run(num_tasks, quantize_some, &job);
+  }
+  const int num_matrices = static_cast<int>(weight.matrices.size());
+  int first_channel = 0;
+  for (int begin = 0; begin < num_matrices; begin += kMaxMatrices) {
+    const int end = begin + kMaxMatrices < num_matrices ? begin + kMaxMatrices : num_matrices;
+    run_some_matrices(workers, job, weight, begin, end, first_channel);
+    for (int m = begin; m < end; ++m) first_channel += weight.matrices[m].num_rows;
+  }
+  return true;
+}
+
+}  // namespace octavo

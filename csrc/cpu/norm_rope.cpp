@@ -1,0 +1,154 @@
+// RMS norm, rotary embedding, the gated activations and the write into the cache: one pass over rows each.
+// Compiled once an instruction set.
+#include "kernels.h"
+#include "simd.h"
+
+#include <cmath>
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+// Elements at `i` up to `end`, of which the last vector may be partial.
+inline vfloat load_up_to(const float* p, int i, int end) {
+  return i + kLanes <= end ? load(p + i) : load_first(p + i, end - i);
+}
+inline void store_up_to(float* p, int i, int end, vfloat v) {
+  if (i + kLanes <= end) {
+    store(p + i, v);
+  } else {
+    store_first(p + i, v, end - i);
+  }
+}
+
+void rotate_head(float* x, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; i += kLanes) {
+    const vfloat c = load_up_to(cos, i, half), s = load_up_to(sin, i, half);
+    const vfloat first = load_up_to(x, i, half), second = load_up_to(x + half, i, half);
+    store_up_to(x, i, half, sub(mul(first, c), mul(second, s)));
+    store_up_to(x + half, i, half, add(mul(second, c), mul(first, s)));
+  }
+}
+
+template <class T>
+T narrow(float x);
+template <>
+inline half narrow<half>(float x) {
+#if defined(__F16C__)
+  return half{static_cast<uint16_t>(_cvtss_sh(x, 0))};
+#else
+  return to_half(x);
+#endif
+}
+template <>
+inline float narrow<float>(float x) {
+  return x;
+}
+
+template <class T>
+void write_rows(const WriteKvTask& task, int row_begin, int row_end) {
+  const KvCache& cache = *task.cache;
+  const int head_dim = cache.head_dim;
+  T* const keys = reinterpret_cast<T*>(cache.keys);
+  T* const values = reinterpret_cast<T*>(cache.values);
+  for (int row = row_begin; row < row_end; ++row) {
+    if (task.slots[row] < 0) continue;
+    const size_t block = static_cast<size_t>(task.slots[row] / cache.block_size);
+    const int offset = static_cast<int>(task.slots[row] % cache.block_size);
+    for (int head = 0; head < cache.num_kv_heads; ++head) {
+      const size_t block_head = block * cache.num_kv_heads + head;
+      const float* key = task.key + row * task.key_stride + head * head_dim;
+      const float* value = task.value + row * task.value_stride + head * head_dim;
+      T* key_column = keys + block_head * cache.key_head_items() + offset;
+      T* value_row = values + block_head * cache.value_head_items() + static_cast<size_t>(offset) * cache.value_stride;
+      for (int d = 0; d < head_dim; ++d) key_column[static_cast<size_t>(d) * cache.key_stride] = narrow<T>(key[d]);
+      int d = 0;
+      for (; d + kLanes <= head_dim; d += kLanes) store(value_row + d, load(value + d));
+      for (; d < head_dim; ++d) value_row[d] = narrow<T>(value[d]);
+    }
+  }
+}
+
+}  // namespace
+
+void rms_norm(const NormTask& task, int row_begin, int row_end) {
+  const int width = task.width;
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* x = task.x + row * task.x_stride;
+    // Two sums, so that an addition need not wait for the one before.
+    vfloat even = zero(), odd = zero();
+    if (task.residual != nullptr) {
+      float* residual = task.residual + static_cast<ptrdiff_t>(row) * width;
+      for (int i = 0; i < width; i += kLanes) {
+        const vfloat v = add(load_up_to(residual, i, width), load_up_to(x, i, width));
+        store_up_to(residual, i, width, v);
+        vfloat& total = (i / kLanes) % 2 == 0 ? even : odd;
+        total = fma(v, v, total);
+      }
+      x = residual;
+    } else {
+      for (int i = 0; i < width; i += kLanes) {
+        const vfloat v = load_up_to(x, i, width);
+        vfloat& total = (i / kLanes) % 2 == 0 ? even : odd;
+        total = fma(v, v, total);
+      }
+    }
+    if (task.out == nullptr) continue;
+    const float mean_square = sum_lanes(add(even, odd)) / static_cast<float>(width);
+    const vfloat factor = set1(1.0f / sqrtf(mean_square + task.eps));
+    float* out = task.out + static_cast<ptrdiff_t>(row) * width;
+    for (int i = 0; i < width; i += kLanes) {
+      store_up_to(out, i, width, mul(mul(load_up_to(x, i, width), factor), load_up_to(task.weight, i, width)));
+    }
+  }
+}
+
+void rotary(const RotaryTask& task, int row_begin, int row_end) {
+  const int half = task.rotary_dim / 2;
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* cos = task.cos_sin + static_cast<ptrdiff_t>(task.positions[row]) * task.rotary_dim;
+    for (int head = 0; head < task.num_heads; ++head) {
+      rotate_head(task.x + row * task.row_stride + head * task.head_dim, cos, cos + half, half);
+    }
+  }
+}
+
+void silu_and_mul(const GatedTask& task, int row_begin, int row_end) {
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* gate = task.gate_up + row * task.row_stride;
+    const float* up = gate + task.width;
+    float* out = task.out + static_cast<ptrdiff_t>(row) * task.width;
+    for (int i = 0; i < task.width; i += kLanes) {
+      const vfloat g = load_up_to(gate, i, task.width);
+      const vfloat silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
+      store_up_to(out, i, task.width, mul(silu, load_up_to(up, i, task.width)));
+    }
+  }
+}
+
+void gelu_and_mul(const GatedTask& task, int row_begin, int row_end) {
+  // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u)), with u = sqrt(2 / pi) * (g + 0.044715 * g^3)
+  const vfloat minus_two_c = set1(-1.5957691216057308f), cubic = set1(0.044715f);
+  for (int row = row_begin; row < row_end; ++row) {
+    const float* gate = task.gate_up + row * task.row_stride;
+    const float* up = gate + task.width;
+    float* out = task.out + static_cast<ptrdiff_t>(row) * task.width;
+    for (int i = 0; i < task.width; i += kLanes) {
+      const vfloat g = load_up_to(gate, i, task.width);
+      const vfloat inner = fma(mul(mul(g, g), g), cubic, g);
+      const vfloat gelu = div(g, add(set1(1.0f), exp(mul(inner, minus_two_c))));
+      store_up_to(out, i, task.width, mul(gelu, load_up_to(up, i, task.width)));
+    }
+  }
+}
+
+void write_kv(const WriteKvTask& task, int row_begin, int row_end) {
+  if (task.cache->is_half) {
+    write_rows<half>(task, row_begin, row_end);
+  } else {
+    write_rows<float>(task, row_begin, row_end);
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

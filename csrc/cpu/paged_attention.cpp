@@ -1,0 +1,428 @@
+// Causal attention over the blocks of the cache (Kwon et al. 2023) with an online softmax (Milakov and Gimelshein 2018).
+// Compiled once an instruction set.
+//
+// A task is some rows of one sequence and the query heads that share one key head: its "query rows", row-major. The
+// context is walked in tiles of whole blocks at absolute positions, at least 64 positions wide, so a row's additions depend
+// on its own position only. What a row must not see is -inf in the scores and 0 in the weights, which changes no bit of
+// its sums; so the rows of a task may share a tile although each sees another part of it.
+//
+//   splits   |------- split 0 -------|------- split 1 -------|---      computed apart, merged in order
+//   tiles    |-----|-----|-----|-----|-----|-----|-----|-----|---
+//   lanes     one a position, `key_stride` a block: a block of 4 positions leaves 12 of its 16 lanes empty
+#include "kernels.h"
+#include "simd.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+constexpr int kTileLanes = 64;
+constexpr int kSplitPositions = 512;
+constexpr int kQueryRowsPerTask = 64;
+constexpr int kMaxRows = kLanes == 16 ? 8 : 6;       // query rows of a register tile of scores
+constexpr int kScoreVectors = 16 / kLanes;           // and its vectors of positions
+constexpr int kMaxValueRows = kLanes == 16 ? 6 : 3;  // of a register tile of weighted values
+constexpr int kValueVectors = 4;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+inline float exp_one(float x) {
+  float lanes[kLanes];
+  store(lanes, exp(set1(x)));
+  return lanes[0];
+}
+
+struct Shape {
+  int blocks_per_tile, tile_lanes, tile_positions, split_positions;
+  int group;          // query heads per key head
+  int rows_per_task;  // rows, of `group` query rows each
+  int max_query_rows;
+  int state_floats;   // of one query row: head_dim rounded up, then the largest score and the sum of weights
+  int query_floats;
+
+  explicit Shape(const AttentionCall& call) {
+    const KvCache& cache = *call.cache;
+    blocks_per_tile = max_int(1, kTileLanes / cache.key_stride);
+    tile_lanes = blocks_per_tile * cache.key_stride;
+    tile_positions = blocks_per_tile * cache.block_size;
+    split_positions = max_int(1, kSplitPositions / tile_positions) * tile_positions;
+    group = call.num_heads / cache.num_kv_heads;
+    rows_per_task = max_int(1, kQueryRowsPerTask / group);
+    max_query_rows = rows_per_task * group;
+    state_floats = cache.value_stride + 16;
+    query_floats = cache.value_stride;
+  }
+};
+
+// One worker's memory, cut into arrays that start at multiples of 64 bytes.
+struct Memory {
+  float* query;      // [max_query_rows][query_floats], scaled
+  float* part;       // [max_query_rows][state_floats]: the split in work
+  float* whole;      // the splits so far
+  float* scores;     // [max_query_rows][tile_lanes]
+  float* positions;  // [tile_lanes], each lane's position in the tile; huge for an empty lane
+  float* keys;       // [head_dim][tile_lanes], widened
+  float* values;     // [tile_lanes][value_stride], widened
+  const void** value_rows;  // [tile_positions]
+  int* lanes;               // [tile_positions]
+  size_t size;
+
+  Memory(const AttentionCall& call, const Shape& shape, void* base) {
+    size = 0;
+    const auto take = [&](size_t bytes) {
+      char* at = static_cast<char*>(base) + size;
+      size += (bytes + 63) / 64 * 64;
+      return at;
+    };
+    const size_t rows = shape.max_query_rows, tile = shape.tile_lanes;
+    query = reinterpret_cast<float*>(take(rows * shape.query_floats * 4));
+    part = reinterpret_cast<float*>(take(rows * shape.state_floats * 4));
+    whole = reinterpret_cast<float*>(take(rows * shape.state_floats * 4));
+    scores = reinterpret_cast<float*>(take(rows * tile * 4));
+    positions = reinterpret_cast<float*>(take(tile * 4));
+    keys = reinterpret_cast<float*>(take(tile * call.cache->head_dim * 4));
+    values = reinterpret_cast<float*>(take(tile * call.cache->value_stride * 4));
+    value_rows = reinterpret_cast<const void**>(take(tile * sizeof(void*)));
+    lanes = reinterpret_cast<int*>(take(tile * sizeof(int)));
+  }
+};
+
+// scores[r][lane] = sum over d of q[r][d] * keys[d][lane], for R query rows and 16 lanes
+template <class T, int R>
+void score_tile(const T* keys, ptrdiff_t key_stride, int head_dim, const float* query, ptrdiff_t query_stride,
+                float* scores, ptrdiff_t score_stride) {
+  vfloat total[R][kScoreVectors];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < kScoreVectors; ++v) total[r][v] = zero();
+  }
+  for (int d = 0; d < head_dim; ++d) {
+    vfloat k[kScoreVectors];
+    for (int v = 0; v < kScoreVectors; ++v) k[v] = load(keys + d * key_stride + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const vfloat q = set1(query[r * query_stride + d]);
+      for (int v = 0; v < kScoreVectors; ++v) total[r][v] = fma(q, k[v], total[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < kScoreVectors; ++v) store(scores + r * score_stride + v * kLanes, total[r][v]);
+  }
+}
+
+template <class T>
+void score_rows(const T* keys, ptrdiff_t key_stride, int head_dim, const float* query, ptrdiff_t query_stride,
+                int num_rows, float* scores, ptrdiff_t score_stride) {
+  while (num_rows > 0) {
+    const int count = min_int(num_rows, kMaxRows);
+    switch (count) {
+      case 1: score_tile<T, 1>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 2: score_tile<T, 2>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 3: score_tile<T, 3>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 4: score_tile<T, 4>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 5: score_tile<T, 5>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 6: score_tile<T, 6>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 7: score_tile<T, 7>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      default: score_tile<T, 8>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+    }
+    query += count * query_stride;
+    scores += count * score_stride;
+    num_rows -= count;
+  }
+}
+
+// total[r][d] += sum over the positions i in order of weights[r][lanes[i]] * value_rows[i][d], V vectors of d
+template <class T, int R, int V>
+void value_tile(const T* const* value_rows, const int* lanes, int num_positions, int d, const float* weights,
+                ptrdiff_t weight_stride, float* total, ptrdiff_t total_stride) {
+  vfloat sum[R][V];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) sum[r][v] = load(total + r * total_stride + d + v * kLanes);
+  }
+  for (int i = 0; i < num_positions; ++i) {
+    const T* value = value_rows[i] + d;
+    const float* weight = weights + lanes[i];
+    vfloat w[R];
+    for (int r = 0; r < R; ++r) w[r] = set1(weight[r * weight_stride]);
+    for (int v = 0; v < V; ++v) {
+      const vfloat x = load(value + v * kLanes);
+      for (int r = 0; r < R; ++r) sum[r][v] = fma(w[r], x, sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) store(total + r * total_stride + d + v * kLanes, sum[r][v]);
+  }
+}
+
+template <class T, int R>
+void value_columns(const T* const* value_rows, const int* lanes, int num_positions, int num_columns,
+                   const float* weights, ptrdiff_t weight_stride, float* total, ptrdiff_t total_stride) {
+  int d = 0;
+  for (; d + kValueVectors * kLanes <= num_columns; d += kValueVectors * kLanes) {
+    value_tile<T, R, kValueVectors>(value_rows, lanes, num_positions, d, weights, weight_stride, total, total_stride);
+  }
+  for (; d + 2 * kLanes <= num_columns; d += 2 * kLanes) {
+    value_tile<T, R, 2>(value_rows, lanes, num_positions, d, weights, weight_stride, total, total_stride);
+  }
+  for (; d < num_columns; d += kLanes) {
+    value_tile<T, R, 1>(value_rows, lanes, num_positions, d, weights, weight_stride, total, total_stride);
+  }
+}
+
+template <class T>
+void value_rows_of(const T* const* values, const int* lanes, int num_positions, int num_columns, int num_rows,
+                   const float* weights, ptrdiff_t weight_stride, float* total, ptrdiff_t total_stride) {
+  while (num_rows > 0) {
+    const int count = min_int(num_rows, kMaxValueRows);
+    switch (count) {
+      case 1: value_columns<T, 1>(values, lanes, num_positions, num_columns, weights, weight_stride, total, total_stride); break;
+      case 2: value_columns<T, 2>(values, lanes, num_positions, num_columns, weights, weight_stride, total, total_stride); break;
+      case 3: value_columns<T, 3>(values, lanes, num_positions, num_columns, weights, weight_stride, total, total_stride); break;
+      case 4: value_columns<T, 4>(values, lanes, num_positions, num_columns, weights, weight_stride, total, total_stride); break;
+      case 5: value_columns<T, 5>(values, lanes, num_positions, num_columns, weights, weight_stride, total, total_stride); break;
+      default: value_columns<T, 6>(values, lanes, num_positions, num_columns, weights, weight_stride, total, total_stride); break;
+    }
+    weights += count * weight_stride;
+    total += count * total_stride;
+    num_rows -= count;
+  }
+}
+
+// Scores of one query row and tile to weights, in place; the row's state follows. It sees the positions [first, end) of
+// the tile. `num_lanes`: beyond it no row sees anything.
+void soften_row(float* scores, const float* positions, int num_lanes, int first, int end, float soft_cap, float* state,
+                int value_stride) {
+  const vfloat below = set1(static_cast<float>(first) - 0.5f), above = set1(static_cast<float>(end) - 0.5f);
+  const vfloat hidden = set1(kMinusInfinity);
+  float& largest = state[value_stride];
+  float& total = state[value_stride + 1];
+  vfloat best = set1(largest);
+  for (int i = 0; i < num_lanes; i += kLanes) {
+    vfloat s = load(scores + i);
+    if (soft_cap != 0.0f) {
+      // c * tanh(s / c), with tanh(y) = 1 - 2 / (exp(2y) + 1)
+      const vfloat e = exp(mul(s, set1(2.0f / soft_cap)));
+      s = mul(set1(soft_cap), sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
+      store(scores + i, s);
+    }
+    const vfloat position = load(positions + i);
+    best = max(select(both(less(below, position), less(position, above)), s, hidden), best);
+  }
+  const float new_largest = max_lane(best);
+  const float base = new_largest == kMinusInfinity ? 0.0f : new_largest;
+  const vfloat minus = set1(base);
+  vfloat sum = zero();
+  for (int i = 0; i < num_lanes; i += kLanes) {
+    const vfloat position = load(positions + i);
+    const vmask is_seen = both(less(below, position), less(position, above));
+    const vfloat weight = select(is_seen, exp(sub(load(scores + i), minus)), zero());
+    store(scores + i, weight);
+    sum = add(sum, weight);
+  }
+  if (new_largest != largest) {
+    const vfloat shrink = set1(exp_one(largest - base));
+    for (int d = 0; d < value_stride; d += kLanes) store(state + d, mul(load(state + d), shrink));
+    float lanes[kLanes];
+    store(lanes, mul(set1(total), shrink));
+    total = lanes[0];
+    largest = new_largest;
+  }
+  total += sum_lanes(sum);
+}
+
+void clear_state(float* state, int value_stride) {
+  for (int d = 0; d < value_stride; d += kLanes) store(state + d, zero());
+  state[value_stride] = kMinusInfinity;
+  state[value_stride + 1] = 0.0f;
+}
+
+// whole = the softmax over what both have seen. A NaN in `part` is kept.
+void merge_state(float* whole, const float* part, int value_stride) {
+  if (part[value_stride] == kMinusInfinity && part[value_stride + 1] == 0.0f) return;
+  if (whole[value_stride] == kMinusInfinity && whole[value_stride + 1] == 0.0f) {
+    for (int i = 0; i < value_stride + 2; ++i) whole[i] = part[i];
+    return;
+  }
+  const float largest = whole[value_stride] > part[value_stride] ? whole[value_stride] : part[value_stride];
+  const float base = largest == kMinusInfinity ? 0.0f : largest;
+  const float whole_factor = exp_one(whole[value_stride] - base), part_factor = exp_one(part[value_stride] - base);
+  const vfloat a = set1(whole_factor), b = set1(part_factor);
+  for (int d = 0; d < value_stride; d += kLanes) {
+    store(whole + d, fma(load(part + d), b, mul(load(whole + d), a)));
+  }
+  whole[value_stride] = largest;
+  whole[value_stride + 1] = whole[value_stride + 1] * whole_factor + part[value_stride + 1] * part_factor;
+}
+
+void write_output(const float* state, int value_stride, int head_dim, float* out) {
+  const float inverse = 1.0f / state[value_stride + 1];  // of 0 when all scores were NaN: 0 * inf is a NaN again
+  for (int d = 0; d < head_dim; ++d) out[d] = state[d] * inverse;
+}
+
+// The query rows of one task over one split of the context; state: [query rows][state_floats], cleared here.
+template <class T>
+void attend_split(const AttentionCall& call, const AttentionTask& task, const Shape& shape, const Memory& memory,
+                  int split, float* state) {
+  const KvCache& cache = *call.cache;
+  const int num_rows = (task.row_end - task.row_begin) * shape.group;
+  for (int r = 0; r < num_rows; ++r) clear_state(state + r * shape.state_floats, cache.value_stride);
+
+  const int num_seq_rows = call.query_start[task.sequence + 1] - call.query_start[task.sequence];
+  const int first_position = call.context_lens[task.sequence] - num_seq_rows + task.row_begin;
+  const int end_position = first_position + (task.row_end - task.row_begin);  // what the last row sees ends here
+  const int first_seen = call.window > 0 ? max_int(0, first_position - call.window + 1) : 0;
+  const int split_begin = split * shape.split_positions;
+  const int begin = max_int(first_seen / shape.tile_positions * shape.tile_positions, split_begin);
+  const int end = min_int(end_position, split_begin + shape.split_positions);
+
+  const int32_t* table = call.block_tables + static_cast<ptrdiff_t>(task.sequence) * call.max_blocks;
+  const bool is_widened = num_rows > kMaxRows;  // many rows read a tile many times: widen it once
+  const size_t key_items = cache.key_head_items(), value_items = cache.value_head_items();
+
+  for (int tile = begin; tile < end; tile += shape.tile_positions) {
+    const int low = max_int(first_seen - tile, 0);                     // positions [low, high) of the tile are
+    const int high = min_int(end - tile, shape.tile_positions);        // seen by some row
+    const int first_block = low / cache.block_size, end_block = (high - 1) / cache.block_size + 1;
+    for (int block = first_block; block < end_block; ++block) {
+      const size_t block_head =
+          static_cast<size_t>(table[tile / cache.block_size + block]) * cache.num_kv_heads + task.kv_head;
+      const T* keys = reinterpret_cast<const T*>(cache.keys) + block_head * key_items;
+      const T* values = reinterpret_cast<const T*>(cache.values) + block_head * value_items;
+      const int lane = block * cache.key_stride;
+      for (int offset = 0; offset < cache.key_stride; offset += 16) {
+        if (is_widened) {
+          for (int d = 0; d < cache.head_dim; ++d) {
+            for (int v = 0; v < 16; v += kLanes) {
+              store(memory.keys + static_cast<ptrdiff_t>(d) * shape.tile_lanes + lane + offset + v,
+                    load(keys + static_cast<ptrdiff_t>(d) * cache.key_stride + offset + v));
+            }
+          }
+          score_rows(memory.keys + lane + offset, shape.tile_lanes, cache.head_dim, memory.query, shape.query_floats,
+                     num_rows, memory.scores + lane + offset, shape.tile_lanes);
+        } else {
+          score_rows(keys + offset, cache.key_stride, cache.head_dim, memory.query, shape.query_floats, num_rows,
+                     memory.scores + lane + offset, shape.tile_lanes);
+        }
+      }
+      const int begin_in_block = max_int(low - block * cache.block_size, 0);
+      const int end_in_block = min_int(high - block * cache.block_size, cache.block_size);
+      for (int i = begin_in_block; i < end_in_block; ++i) {
+        const int at = block * cache.block_size + i - low;
+        const T* value = values + static_cast<ptrdiff_t>(i) * cache.value_stride;
+        memory.lanes[at] = lane + i;
+        memory.value_rows[at] = value;
+        if (is_widened) {
+          float* wide = memory.values + static_cast<ptrdiff_t>(at) * cache.value_stride;
+          for (int d = 0; d < cache.value_stride; d += kLanes) store(wide + d, load(value + d));
+          memory.value_rows[at] = wide;
+        }
+      }
+    }
+    const int num_lanes = end_block * cache.key_stride;
+    for (int r = 0; r < num_rows; ++r) {
+      const int position = first_position + r / shape.group - tile;
+      const int row_first = call.window > 0 ? position - call.window + 1 : 0;
+      soften_row(memory.scores + r * shape.tile_lanes, memory.positions, num_lanes, row_first,
+                 min_int(position + 1, high), call.soft_cap, state + r * shape.state_floats, cache.value_stride);
+    }
+    if (is_widened) {
+      value_rows_of(reinterpret_cast<const float* const*>(memory.value_rows), memory.lanes, high - low,
+                    cache.value_stride, num_rows, memory.scores, shape.tile_lanes, state, shape.state_floats);
+    } else {
+      value_rows_of(reinterpret_cast<const T* const*>(memory.value_rows), memory.lanes, high - low, cache.value_stride,
+                    num_rows, memory.scores, shape.tile_lanes, state, shape.state_floats);
+    }
+  }
+}
+
+void load_queries(const AttentionCall& call, const AttentionTask& task, const Shape& shape, float* out) {
+  const int head_dim = call.cache->head_dim;
+  for (int row = task.row_begin; row < task.row_end; ++row) {
+    const float* query = call.query + (call.query_start[task.sequence] + row) * call.query_stride +
+                         static_cast<ptrdiff_t>(task.kv_head) * shape.group * head_dim;
+    for (int head = 0; head < shape.group; ++head, out += shape.query_floats, query += head_dim) {
+      for (int d = 0; d < head_dim; ++d) out[d] = query[d] * call.scale;
+    }
+  }
+}
+
+float* output_of(const AttentionCall& call, const AttentionTask& task, const Shape& shape, int query_row) {
+  const ptrdiff_t row = call.query_start[task.sequence] + task.row_begin + query_row / shape.group;
+  const ptrdiff_t head = static_cast<ptrdiff_t>(task.kv_head) * shape.group + query_row % shape.group;
+  return call.out + (row * call.num_heads + head) * call.cache->head_dim;
+}
+
+template <class T>
+void attend_task(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+  const Shape shape(call);
+  const Memory memory(call, shape, scratch);
+  const KvCache& cache = *call.cache;
+  for (int lane = 0; lane < shape.tile_lanes; ++lane) {
+    const int in_block = lane % cache.key_stride;
+    memory.positions[lane] =
+        in_block < cache.block_size ? static_cast<float>(lane / cache.key_stride * cache.block_size + in_block) : 1e9f;
+  }
+  load_queries(call, task, shape, memory.query);
+  if (task.split >= 0) {
+    attend_split<T>(call, task, shape, memory, task.split, call.partials + task.partial);
+    return;
+  }
+  const int num_rows = (task.row_end - task.row_begin) * shape.group;
+  const int num_seq_rows = call.query_start[task.sequence + 1] - call.query_start[task.sequence];
+  const int first_position = call.context_lens[task.sequence] - num_seq_rows + task.row_begin;
+  const int end_position = first_position + (task.row_end - task.row_begin);
+  const int first_seen = call.window > 0 ? max_int(0, first_position - call.window + 1) : 0;
+  const int first_split = first_seen / shape.split_positions;
+  const int end_split = (end_position - 1) / shape.split_positions + 1;
+  const float* result = memory.part;
+  for (int split = first_split; split < end_split; ++split) {
+    if (end_split - first_split == 1) {
+      attend_split<T>(call, task, shape, memory, split, memory.part);
+      break;
+    }
+    if (split == first_split) {
+      attend_split<T>(call, task, shape, memory, split, memory.whole);
+      result = memory.whole;
+      continue;
+    }
+    attend_split<T>(call, task, shape, memory, split, memory.part);
+    for (int r = 0; r < num_rows; ++r) {
+      merge_state(memory.whole + r * shape.state_floats, memory.part + r * shape.state_floats, cache.value_stride);
+    }
+  }
+  for (int r = 0; r < num_rows; ++r) {
+    write_output(result + r * shape.state_floats, cache.value_stride, cache.head_dim, output_of(call, task, shape, r));
+  }
+}
+
+}  // namespace
+
+AttentionSizes attention_sizes(const AttentionCall& call) {
+  const Shape shape(call);
+  const Memory memory(call, shape, nullptr);
+  return {shape.split_positions, static_cast<size_t>(shape.state_floats), memory.size, shape.rows_per_task};
+}
+
+void attend(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+  if (call.cache->is_half) {
+    attend_task<half>(call, task, scratch);
+  } else {
+    attend_task<float>(call, task, scratch);
+  }
+}
+
+void merge_splits(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+  const Shape shape(call);
+  const int value_stride = call.cache->value_stride;
+  const int num_rows = (task.row_end - task.row_begin) * shape.group;
+  float* whole = static_cast<float*>(scratch);
+  for (int r = 0; r < num_rows; ++r) {
+    const float* part = call.partials + task.partial + static_cast<size_t>(r) * shape.state_floats;
+    for (int i = 0; i < value_stride + 2; ++i) whole[i] = part[i];
+    for (int split = 1; split < task.num_splits; ++split) {
+      part += static_cast<size_t>(num_rows) * shape.state_floats;
+      merge_state(whole, part, value_stride);
+    }
+    write_output(whole, value_stride, call.cache->head_dim, output_of(call, task, shape, r));
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
