@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -281,12 +282,10 @@ def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:
         )
 
     with listener:
-        return run_event_loop(
-            serve_engine(start_engine, settings, listener, version=__version__, on_ready=on_ready)  # type: ignore
-        )
+        return run_event_loop(serve_engine(start_engine, settings, listener, version=__version__, on_ready=on_ready))
 
 
-def run_event_loop(main):  # type: ignore[no-untyped-def]
+def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
     """uvloop where there is one: a stream's chunk costs it about half."""
     try:
         import uvloop
@@ -294,7 +293,7 @@ def run_event_loop(main):  # type: ignore[no-untyped-def]
         import asyncio
 
         return asyncio.run(main)
-    return uvloop.run(main)
+    return int(uvloop.run(main))
 
 
 def _log_to_stderr(has_access_log: bool) -> None:

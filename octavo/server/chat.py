@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from octavo.core.interfaces import TokenLogprobs
 from octavo.engine.outputs import CompletionDelta
 from octavo.errors import InvalidRequestError
+from octavo.server.answer import AnswerFormat, Choice, encode_json, encode_reasons
 from octavo.server.api import ServingEngine
-from octavo.server.endpoint import AnswerFormat, GeneratingEndpoint, unix_time
-from octavo.server.generation import Generation, Usage
+from octavo.server.endpoint import GeneratingEndpoint, unix_time
+from octavo.server.generation import Generation
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.protocol import ChatRequest, decode_chat_request
 from octavo.text.chat_template import encode_chat
-
-_encode_json = msgspec.json.Encoder().encode
 
 # Above this many characters the tokenizer works in a thread: it would hold up everybody's streams for milliseconds.
 LONG_TEXT_CHARS = 8192
@@ -60,94 +56,32 @@ class ChatEndpoint(GeneratingEndpoint):
         return encode_chat(tokenizer, template, messages, add_generation_prompt=True)
 
 
-@dataclass(slots=True)
-class _Choice:
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    has_begun: bool = False
-
-
 class ChatFormat(AnswerFormat):
     def __init__(self, engine: ServingEngine, request_id: str, model: str, request: ChatRequest, created: int):
+        head = {"id": request_id, "object": "chat.completion", "created": created, "model": model}
+        super().__init__(head, "chat.completion.chunk", request.n, request.include_usage)
         self._tokenizer = engine.tokenizer
-        self._head = {"id": request_id, "object": "chat.completion", "created": created, "model": model}
         self._has_logprobs = request.logprobs
-        self._choices = [_Choice() for _ in range(max(request.n, 1))]
-        # A chunk is joined from bytes that are the same for the whole stream and the few that are not.
-        head = _encode_json({**self._head, "object": "chat.completion.chunk"})[:-1]
-        self._chunk_head = b"data: " + head + b',"choices":['
-        self._chunk_end = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
 
-    def chunks(self, delta: CompletionDelta) -> bytes:
-        choice = self._choices[delta.index]
-        if not (delta.text or delta.logprobs or delta.finish_reason):
-            return b""
-        index = b'{"index":%d,"delta":{' % delta.index
+    def chunk(self, delta: CompletionDelta, choice: Choice) -> bytes:
+        start = self.chunk_head + b'{"index":%d,"delta":{' % delta.index
         opening = b""
         if not choice.has_begun:
             choice.has_begun = True
-            opening = b"".join(
-                (
-                    self._chunk_head,
-                    index,
-                    b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}',
-                    self._chunk_end,
-                )
-            )
-        content = b'"content":' + _encode_json(delta.text) if delta.text else b""
+            opening = start + b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + self.chunk_end
+        content = b'"content":' + encode_json(delta.text) if delta.text else b""
         logprobs = b"null"
         if self._has_logprobs and delta.logprobs:
-            logprobs = _encode_json({"content": chat_logprobs(self._tokenizer, delta.logprobs), "refusal": None})
-        finish = b"null"
-        if delta.finish_reason is not None:
-            finish = _encode_json(delta.finish_reason) + encode_stop_reason(delta)
-        return b"".join(
-            (
-                opening,
-                self._chunk_head,
-                index,
-                content,
-                b'},"logprobs":',
-                logprobs,
-                b',"finish_reason":',
-                finish,
-                b"}",
-                self._chunk_end,
-            )
-        )
+            logprobs = encode_json(self._logprobs(delta.logprobs))
+        end = (b'},"logprobs":', logprobs, b",", encode_reasons(delta), b"}", self.chunk_end)
+        return b"".join((opening, start, content, *end))
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._chunk_head + b'],"usage":' + _encode_json(usage.as_dict()) + b"}\n\n"
-
-    def collect(self, delta: CompletionDelta) -> None:
-        choice = self._choices[delta.index]
-        choice.texts.append(delta.text)
-        choice.logprobs += delta.logprobs
-        if delta.finish_reason is not None:
-            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-
-    def response(self, usage: Usage) -> dict[str, Any]:
-        return {
-            **self._head,
-            "choices": [self._choice(index, choice) for index, choice in enumerate(self._choices)],
-            "usage": usage.as_dict(),
-        }
-
-    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        logprobs = None
-        if self._has_logprobs:
-            logprobs = {"content": chat_logprobs(self._tokenizer, choice.logprobs), "refusal": None}
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-            **({} if choice.stop_reason is None else {"stop_reason": choice.stop_reason}),
+            "logprobs": self._logprobs(choice.logprobs) if self._has_logprobs else None,
         }
 
-
-def encode_stop_reason(delta: CompletionDelta) -> bytes:
-    """What ended it, as vLLM tells: the stop string or the stop token's id. Left out if it was neither."""
-    return b"" if delta.stop_reason is None else b',"stop_reason":' + _encode_json(delta.stop_reason)
+    def _logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        return {"content": chat_logprobs(self._tokenizer, tokens), "refusal": None}

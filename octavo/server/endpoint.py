@@ -8,28 +8,16 @@ from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import Any
 
-from octavo.engine.outputs import CompletionDelta
 from octavo.errors import ModelNotFoundError
+from octavo.server.answer import AnswerFormat
 from octavo.server.api import ServingEngine
 from octavo.server.body import ClientDisconnected, read_json_body
 from octavo.server.disconnect import run_while_connected
 from octavo.server.errors import send_error
-from octavo.server.generation import Generation, Usage
+from octavo.server.generation import Generation
 from octavo.server.responses import Receive, Scope, Send, send_json
 from octavo.server.settings import ServerSettings
-from octavo.server.sse import ChunkFormat, send_stream
-
-
-class AnswerFormat(ChunkFormat, ABC):
-    """The API's shape of one answer, whole or in chunks."""
-
-    @abstractmethod
-    def collect(self, delta: CompletionDelta) -> None:
-        """Take in a delta of an answer that is sent whole."""
-
-    @abstractmethod
-    def response(self, usage: Usage) -> dict[str, Any]:
-        """The whole answer, of the deltas collected."""
+from octavo.server.sse import send_stream
 
 
 class GeneratingEndpoint(ABC):

@@ -15,6 +15,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 from octavo.errors import ConfigError
 from octavo.server.api import ServingEngine
@@ -25,14 +26,16 @@ logger = logging.getLogger("octavo.server")
 # The shell's way to say "ended by SIGINT".
 EXIT_INTERRUPTED = 130
 
+EngineT = TypeVar("EngineT", bound=ServingEngine)
+
 
 async def serve(
-    start_engine: Callable[[], Awaitable[ServingEngine]],
+    start_engine: Callable[[], Awaitable[EngineT]],
     settings: ServerSettings,
     listener: socket.socket,
     *,
     version: str,
-    on_ready: Callable[[ServingEngine], None],
+    on_ready: Callable[[EngineT], None],
 ) -> int:
     """Returns the exit status. Raises what starting the engine raises, and ConfigError when the port is lost."""
     signals = StopSignals()
@@ -93,7 +96,7 @@ class StopSignals:
                 loop.remove_signal_handler(number)
 
 
-async def _unless_stopped(starting: asyncio.Future[ServingEngine], signals: StopSignals) -> ServingEngine | None:
+async def _unless_stopped(starting: asyncio.Future[EngineT], signals: StopSignals) -> EngineT | None:
     """The started engine; None if we were asked to stop before it was ready."""
     stopped = asyncio.ensure_future(signals.first.wait())
     try:

@@ -7,11 +7,10 @@ later becomes an event with an `error`, which OpenAI's clients raise. `[DONE]` i
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Protocol
 
-from octavo.engine.outputs import CompletionDelta
+from octavo.server.answer import AnswerFormat
 from octavo.server.errors import error_body, log_unexpected
-from octavo.server.generation import Generation, Usage
+from octavo.server.generation import Generation
 from octavo.server.responses import Headers, Send
 
 DONE = b"data: [DONE]\n\n"
@@ -22,18 +21,8 @@ STREAM_HEADERS: Headers = (
 )
 
 
-class ChunkFormat(Protocol):
-    """Makes the events of one stream; one file per endpoint family has one."""
-
-    def chunks(self, delta: CompletionDelta) -> bytes:
-        """The event or events that tell of this delta; empty if there is nothing to tell yet."""
-        ...
-
-    def usage_chunk(self, usage: Usage) -> bytes: ...
-
-
 async def send_stream(
-    send: Send, generation: Generation, format: ChunkFormat, *, include_usage: bool, headers: Headers
+    send: Send, generation: Generation, format: AnswerFormat, *, include_usage: bool, headers: Headers
 ) -> None:
     """Raises what the generation raises before its first delta; after that, every fault is part of the stream."""
     is_started = False
