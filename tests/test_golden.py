@@ -63,8 +63,7 @@ def test_smollm2_in_float32_gives_the_reference_tokens_and_logprobs(smollm2_gguf
 def test_gemma3_in_float32_gives_the_reference_tokens_and_logprobs(gemma3_gguf: Any, golden_gemma3: Any) -> None:
     outputs = generate_golden(float32_engine(gemma3_gguf), golden_gemma3)
     compared = [
-        assert_same_until_a_near_tie(case, output)
-        for case, output in zip(golden_gemma3["cases"], outputs, strict=True)
+        assert_same_until_a_near_tie(case, output) for case, output in zip(golden_gemma3["cases"], outputs, strict=True)
     ]
     total = sum(len(case["steps"]) for case in golden_gemma3["cases"])
     assert sum(compared) > 0.9 * total, (compared, total)

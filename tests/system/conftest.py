@@ -67,7 +67,9 @@ def running_server(model: Path, log: Path, *options: str) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", str(port), *options]
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "100"})
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "100"}
+        )
     server = Server(f"http://127.0.0.1:{port}", process, log)
     try:
 

@@ -18,7 +18,13 @@ from tests.system.conftest import running_server, wait_until
 
 SOAK_S = float(os.environ.get("OCTAVO_SOAK_S", "10"))
 NUM_CLIENTS = 64
-PROMPTS = ["Tell me about the sea.", "Write a poem on rain: ", "1, 2, 3, 4, 5,", "Ĉu vi parolas Esperanton? 🌶", "a" * 600]
+PROMPTS = [
+    "Tell me about the sea.",
+    "Write a poem on rain: ",
+    "1, 2, 3, 4, 5,",
+    "Ĉu vi parolas Esperanton? 🌶",
+    "a" * 600,
+]
 
 
 async def one_request(client: httpx.AsyncClient, dice: random.Random) -> str:
