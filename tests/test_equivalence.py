@@ -1,7 +1,7 @@
 """Bit-identical answers, whatever the engine does besides: the promise that Octavo is built around.
 
-Twelve prompts on the real SmolLM2, greedy and seeded, with log-probabilities: alone, together, in small chunks, with the
-prefix cache off, cold and warm, and in a pool so small that sequences are preempted, must give the same bits.
+Twelve prompts on the real SmolLM2, greedy and seeded, with log-probabilities, must give the same bits: alone, together,
+in small chunks, with the prefix cache off, cold and warm, and in a pool so small that sequences are preempted.
 """
 
 from __future__ import annotations
