@@ -1,7 +1,7 @@
 """The CPU backend: NumPy arrays, and our C++ kernels (csrc/cpu) behind `octavo._cpu`.
 
-Each method hands its arrays on; shapes, dtypes and indexes are checked by the binding. Which instruction set the kernels
-use is chosen when a CpuOps is made: the best this machine has, or what OCTAVO_ISA says.
+Each method hands its arrays on; shapes, dtypes and indexes are checked by the binding. Which instruction set the
+kernels use is chosen when a CpuOps is made: the best this machine has, or what OCTAVO_ISA says.
 
 Quantized weights quantize the activations too: to 8 bits, symmetric, one scale a row and group of 32. KV memory has a
 layout of its own, which only the kernels know.

@@ -27,7 +27,7 @@ def quantization_bound(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", QUANTIZED_KINDS + FLOAT_KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_linear_is_the_reference_within_its_rounding(cpu, reference, kind, shape):
-    """A chain of K float32 additions errs by at most K * 2^-24 of the sum of magnitudes; quantizing x by half a step."""
+    """A chain of K float32 additions errs by at most K * 2^-24 of the sum of magnitudes; 8-bit x by half a step."""
     num_outputs, width = shape
     rng = np.random.default_rng(width + num_outputs)
     part = weight_part(rng, kind, num_outputs, width)

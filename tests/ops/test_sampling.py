@@ -101,15 +101,16 @@ def test_banned_tokens_and_penalties(cpu, reference):
     logits = normal(rng, 20, 500)
     rows = np.array([0, 3, 4, 19], np.int32)
     counts = rng.integers(0, 4, 80).astype(np.int32)
+    listed = [np.argsort(-logits[row])[:count] for row, count in zip(rows, (20, 0, 30, 30), strict=True)]
     penalties = PenaltyRows(
         rows=rows,
         start=np.array([0, 20, 20, 50, 80], np.int32),
-        token_ids=np.concatenate([np.argsort(-logits[row])[:n] for row, n in zip(rows, (20, 0, 30, 30), strict=True)]).astype(np.int32),
+        token_ids=np.concatenate(listed).astype(np.int32),
         output_counts=counts,
         presence=np.array([0.5, 0, -0.5, 1.5], np.float32),
         frequency=np.array([0.1, 0, 0.2, 0.0], np.float32),
         repetition=np.array([1.3, 1, 0.8, 2.0], np.float32),
-    )  # fmt: skip
+    )
     best = logits.argmax(-1).astype(np.int32)
     banned = (np.arange(10, 20, dtype=np.int32), best[10:])
     for temperature in (0.0, 0.8):
@@ -164,5 +165,5 @@ def test_what_does_not_fit_is_refused(cpu):
     one = np.zeros(1, np.int32)
     none = np.zeros(1, np.float32)
     penalties = PenaltyRows(np.array([2], np.int32), np.array([0, 1], np.int32), one, one, none, none, none + 1)
-    with pytest.raises(ShapeError, match="penalties.rows has 2"):
+    with pytest.raises(ShapeError, match=r"penalties\.rows has 2"):
         cpu.sample(logits, sampling_batch(2, penalties=penalties))
