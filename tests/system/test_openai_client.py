@@ -14,11 +14,13 @@ def client(server: Any) -> Any:
         yield client
 
 
-def test_a_chat_answers_and_streams_the_same_text(client: Any) -> None:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    options = {"model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": 24}
+def test_a_chat_answers_and_streams_the_same_text(client: Any, golden_smollm2: Any) -> None:
+    case = next(case for case in golden_smollm2["cases"] if case["kind"] == "chat")
+    options = {"model": "smollm2", "messages": case["input"], "temperature": 0, "max_tokens": 24}
     plain = client.chat.completions.create(**options)
-    assert "Paris" in plain.choices[0].message.content
+    assert plain.usage.prompt_tokens == len(case["prompt_token_ids"])
+    assert 0 < plain.usage.completion_tokens <= 24
+    assert plain.choices[0].message.content
     chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == plain.choices[0].message.content
