@@ -1,9 +1,9 @@
 // One token for one row of logits; what happens in which order is said at `sample` in octavo/ops/interface.py.
 // Compiled once an instruction set.
 //
-// No sort of the vocabulary: top-k and top-p only need the weight and id of the last token that is kept. A token's key is
-// its weight's bits above its id's complement, so keys are distinct and larger means better; a quickselect over the
-// few keys above a threshold finds the last kept one.
+// No sort of the vocabulary: top-k and top-p only need the weight and id of the last token that is kept. Sums over the
+// weights above a threshold, the threshold halved in between, leave a few tokens among which it is. A token's key is its
+// weight's bits above its id's complement, so keys are distinct and larger means better; a quickselect finds the one.
 #include "kernels.h"
 #include "simd.h"
 
@@ -14,6 +14,7 @@ namespace OCTAVO_ISA {
 namespace {
 
 constexpr float kMinusInfinity = -__builtin_inff();
+constexpr int kMaxKeys = 512;  // to look among for the last kept one
 constexpr int kChunk = 512;  // summed in float32; chunks are summed in float64
 
 inline vfloat load_or(const float* p, int i, int size, float beyond) {
@@ -105,13 +106,37 @@ inline uint64_t key_of(float weight, int id) {
 }
 inline float weight_in(uint64_t key) { return float_of(static_cast<uint32_t>(key >> 32)); }
 
-// Keys of all weights of at least `threshold` (above 0), in order of id.
-int gather_keys(const float* weights, int size, float threshold, uint64_t* keys) {
-  const vfloat limit = set1(threshold);
+// The number of weights of at least `threshold`, and their sum.
+struct Above {
+  int count;
+  double sum;
+};
+
+Above measure_above(const float* weights, int size, float threshold) {
+  const vfloat limit = set1(threshold), one = set1(1.0f);
+  Above above{0, 0.0};
+  for (int begin = 0; begin < size; begin += kChunk) {
+    vfloat sum = zero(), count = zero();
+    const int end = min_int(begin + kChunk, size);
+    for (int i = begin; i < end; i += kLanes) {
+      const vfloat weight = load_or(weights, i, end, 0.0f);
+      const vmask is_below = less(weight, limit);
+      sum = add(sum, select(is_below, zero(), weight));
+      count = add(count, select(is_below, zero(), one));
+    }
+    above.count += static_cast<int>(sum_lanes(count));
+    above.sum += static_cast<double>(sum_lanes(sum));
+  }
+  return above;
+}
+
+// Keys of the weights in [low, high), in order of id.
+int gather_keys(const float* weights, int size, float low, float high, uint64_t* keys) {
+  const vfloat from = set1(low), to = set1(high);
   int count = 0;
   for (int i = 0; i < size; i += kLanes) {
-    const uint32_t all = (1u << min_int(kLanes, size - i)) - 1;
-    uint32_t kept = ~lanes_of(less(load_or(weights, i, size, 0.0f), limit)) & all;
+    const vfloat weight = load_or(weights, i, size, 0.0f);
+    uint32_t kept = ~lanes_of(less(weight, from)) & lanes_of(less(weight, to));
     for (; kept != 0; kept &= kept - 1) {
       const int id = i + __builtin_ctz(kept);
       keys[count++] = key_of(weights[id], id);
@@ -160,30 +185,28 @@ int select_keys(uint64_t* keys, int count, double needed, bool is_count) {
   return end;
 }
 
-// Sets to 0 every weight outside of top-k and top-p. The largest weight is 1.
-void keep_best(float* weights, int size, int top_k, float top_p, double total, uint64_t* keys) {
-  const bool has_top_k = top_k > 0 && top_k < size;
-  int count = 0;
-  for (const float threshold : {0.015625f, 1e-4f, 1e-8f, 1e-45f}) {
-    count = gather_keys(weights, size, threshold, keys);
-    if (has_top_k) {
-      if (count >= top_k) break;
+// Keeps the fewest weights, best first, whose number (is_count) or sum reaches `needed`, and sets the others to 0. All
+// weights are in [0, 1].
+void keep_best(float* weights, int size, double needed, bool is_count, uint64_t* keys) {
+  const auto reach = [&](const Above& above) { return is_count ? static_cast<double>(above.count) : above.sum; };
+  // Thresholds by their bits, which are ordered as the floats are. Those from `low` on reach, those from `high` do not.
+  uint32_t low = 1, high = bits_of(1.0f) + 1;
+  Above above_low = measure_above(weights, size, float_of(low)), above_high{0, 0.0};
+  if (reach(above_low) < needed) return;
+  uint32_t middle = bits_of(1.5e-8f);  // nearly always low enough
+  while (above_low.count - above_high.count > kMaxKeys && high - low > 1) {
+    const Above above = measure_above(weights, size, float_of(middle));
+    if (reach(above) >= needed) {
+      low = middle;
+      above_low = above;
     } else {
-      double mass = 0.0;
-      for (int i = 0; i < count; ++i) mass += static_cast<double>(weight_in(keys[i]));
-      if (mass >= static_cast<double>(top_p) * total) break;
+      high = middle;
+      above_high = above;
     }
+    middle = low + (high - low) / 2;
   }
-  if (has_top_k) count = select_keys(keys, count, top_k, true);
-  if (top_p < 1.0f) {
-    double needed = static_cast<double>(top_p) * total;
-    if (has_top_k) {
-      double mass = 0.0;
-      for (int i = 0; i < count; ++i) mass += static_cast<double>(weight_in(keys[i]));
-      needed = static_cast<double>(top_p) * mass;
-    }
-    count = select_keys(keys, count, needed, false);
-  }
+  int count = gather_keys(weights, size, float_of(low), float_of(high), keys);
+  count = select_keys(keys, count, needed - reach(above_high), is_count);
   uint64_t last = ~uint64_t{0};
   for (int i = 0; i < count; ++i) last = keys[i] < last ? keys[i] : last;
   const float last_weight = weight_in(last);
@@ -287,7 +310,12 @@ void sample_row(const SampleCall& call, int row, void* scratch) {
       }
       total += static_cast<double>(sum_lanes(sum));
     }
-    if ((top_k > 0 && top_k < size) || top_p < 1.0f) keep_best(x, size, top_k, top_p, total, keys);
+    const bool has_top_k = top_k > 0 && top_k < size;
+    if (has_top_k) keep_best(x, size, top_k, true, keys);
+    if (top_p < 1.0f) {
+      if (has_top_k) total = measure_above(x, size, 0.0f).sum;
+      keep_best(x, size, static_cast<double>(top_p) * total, false, keys);
+    }
     if (call.min_p[row] > 0.0f) {
       int i = 0;
       for (; i + kLanes <= size; i += kLanes) {
