@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.core.sampling_params import SamplingParams
 
@@ -40,6 +40,42 @@ class CoreConfig:
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A constraint on the generated text, as plain data; `structured` compiles it where it is needed.
+
+    kind: "json_schema", "json_object", "regex", "choice", "lark"
+    text: the schema (JSON), the pattern, the choices (a JSON list) or the grammar; empty for json_object
+    """
+
+    kind: str
+    text: str = ""
+
+
+class Grammar(Protocol):
+    """The state of one sequence's constrained decoding: what may come next. Made by a `GrammarFactory`."""
+
+    def write_mask(self, mask: Any) -> None:
+        """mask: [ceil(vocab_size / 32)] int32, bit (id % 32) of word (id // 32) set for each token that may come next,
+        all words written. End-of-sequence tokens are allowed where the text may end."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The token was sampled. Raises ValueError when the mask did not allow it: our own mistake."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing can come but the end."""
+        ...
+
+
+class GrammarFactory(Protocol):
+    def __call__(self, spec: GrammarSpec) -> Grammar:
+        """A fresh state; quick when the spec was compiled before. Raises InvalidRequestError for a bad spec."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
