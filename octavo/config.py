@@ -31,7 +31,9 @@ class EngineConfig:
     """The decisions. Nothing in it is None or "auto".
 
     served_model_names:   at least one
-    dtype:                of the weights: "checkpoint" (each as the file has it), "float32", "float16" or "bfloat16"
+    dtype:                of the weights that are floats: "checkpoint" (each as the file has it), "float32", "float16"
+                          or "bfloat16"
+    quantization:         of the weight matrices: "checkpoint" (codes stay as they are), "none", "int8" or "int4"
     max_model_len_reason: "typed", "model", "step" or "memory", as in StartReport
     notes:                sentences for the start-up page
     """
@@ -42,6 +44,7 @@ class EngineConfig:
     trust_remote_code: bool
     device: str
     dtype: str
+    quantization: str = "checkpoint"
     kv_cache_dtype: str
     threads: int
     seed: int
@@ -101,6 +104,7 @@ def resolve_config(
         trust_remote_code=_or(args.trust_remote_code, False),
         device="cpu" if args.device in (None, "auto") else args.device,
         dtype="checkpoint" if dtype == "auto" else dtype,
+        quantization=resolve_quantization(args, facts),
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         seed=_or(args.seed, 0),
@@ -111,6 +115,40 @@ def resolve_config(
         ledger=_make_ledger(plan, core, block_bytes, weights_bytes),
         notes=_notes(args, facts, machine, plan, reason, threads),
     )
+
+
+def resolve_quantization(args: EngineArgs, facts: ModelFacts) -> str:
+    """For EngineConfig.quantization. Raises ConfigError for what does not suit the checkpoint."""
+    asked, stored = _or(args.quantization, "auto"), facts.stored_quantization
+    has_dtype = _or(args.dtype, "auto") != "auto"
+    if asked == "auto":
+        if has_dtype:
+            return "none"
+        return "int8" if stored is None else "checkpoint"
+    if asked == "none":
+        if stored is not None and not has_dtype:
+            refuse(
+                "--quantization",
+                asked,
+                f"the weights of {facts.name} are quantized already ({stored}); leave the option out to use them as "
+                "they are, or add --dtype float32 or float16 to make floats of them",
+            )
+        return "none"
+    if asked in ("int8", "int4"):
+        # Activation order cannot be kept in codes, so there packing anew is the way to run it at all.
+        if stored is not None and not facts.is_reordered:
+            refuse(
+                "--quantization",
+                asked,
+                f"the weights of {facts.name} are quantized already ({stored}), and quantizing them twice would only "
+                "add errors; leave the option out to use them as they are",
+            )
+        return asked
+    if asked != stored:
+        has = "floats" if stored is None else f"quantized ({stored})"
+        way_out = "int8, int4 or none" if stored is None else f"{stored} or auto"
+        refuse("--quantization", asked, f"the weights of {facts.name} are {has}; use {way_out}")
+    return "checkpoint"
 
 
 def _resolve_kv_cache_dtype(args: EngineArgs) -> str:

@@ -13,6 +13,7 @@ from octavo.errors import ConfigError
 # Below this no useful request fits; a start that small is refused.
 MIN_MAX_MODEL_LEN = 16
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf", "gptq", "awq", "compressed-tensors")
 KV_CACHE_DTYPES = ("auto", "float16", "float32")
 DEVICES = ("auto", "cpu", "reference")
 POLICIES = ("fcfs", "priority")
@@ -36,7 +37,11 @@ class EngineArgs:
     max_num_seqs:           sequences that run at once; the others wait
     enforce_eager:          accepted for vLLM's users; a CPU has no graphs to capture, so it has no effect
     tensor_parallel_size:   1
-    dtype:                  auto keeps each weight as the checkpoint has it
+    dtype:                  of the weights that are floats; auto keeps each as the checkpoint has it. Typed without
+                            quantization, it makes floats of weights that the checkpoint has in codes
+    quantization:           auto keeps the codes of a quantized checkpoint and packs float weights in 8-bit codes, but
+                            keeps floats where a dtype is typed; int8, int4: pack float weights so; none: floats;
+                            gguf, gptq, awq, compressed-tensors: keep the codes, and refuse any other checkpoint
     threads:                of the CPU kernels; by default the physical cores we may use
     device:                 auto, cpu, or reference (slow NumPy code, to learn from and to compare with)
     """
@@ -55,6 +60,7 @@ class EngineArgs:
     enforce_eager: bool | None = None
     tensor_parallel_size: int | None = None
     dtype: str | None = None
+    quantization: str | None = None
     seed: int | None = None
     threads: int | None = None
     device: str | None = None
@@ -101,6 +107,7 @@ def check_args(args: EngineArgs) -> None:
         refuse("--device", args.device, "there is no GPU backend yet; use cpu")
     _check_choice("--device", args.device, DEVICES)
     _check_choice("--dtype", args.dtype, DTYPES)
+    _check_choice("--quantization", args.quantization, QUANTIZATIONS)
     _check_choice("--kv-cache-dtype", args.kv_cache_dtype, KV_CACHE_DTYPES)
     _check_choice("--scheduling-policy", args.scheduling_policy, POLICIES)
     batched, seqs = args.max_num_batched_tokens, args.max_num_seqs

@@ -41,6 +41,8 @@ class ModelFacts:
     kv_group_windows:     one entry a KV cache group, as in CoreConfig
     kv_elements_per_slot: numbers stored for one token in one block: layers of a group x 2 x KV heads x head size
     row_elements:         float32 numbers that are alive at once for one token of a step (activations)
+    stored_quantization:  how the checkpoint has its weights in codes ("gguf", "gptq", ...), None for floats
+    is_reordered:         whether some of them have an activation order, which cannot be kept in codes
     """
 
     name: str
@@ -50,6 +52,8 @@ class ModelFacts:
     kv_group_windows: tuple[int | None, ...]
     kv_elements_per_slot: int
     row_elements: int
+    stored_quantization: str | None = None
+    is_reordered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ of ours.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -70,7 +70,8 @@ class Timeline:
 class StartReport:
     """Everything that the start-up page shows.
 
-    weights_dtype:        "checkpoint" (each as the file has it), or the dtype that was typed
+    weights_dtype:        the formats of the weight matrices, largest first: "4-bit 76 MiB, 8-bit 28 MiB"; only a name
+                          where there is one format
     model_window:         the longest sequence that the model was made for
     max_model_len_reason: "typed", "model" (the model's whole window), "memory" (cut to what the cache holds) or "step"
                           (cut to max_num_batched_tokens, without chunked prefill)
@@ -98,6 +99,14 @@ class StartReport:
     isa: str
     timeline: tuple[TimelineEntry, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def describe_formats(bytes_by_format: Mapping[str, int]) -> str:
+    """For StartReport.weights_dtype."""
+    if len(bytes_by_format) == 1:
+        return next(iter(bytes_by_format))
+    by_size = sorted(bytes_by_format.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in by_size)
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -43,7 +43,19 @@ DtypeOption = Annotated[
     MaybeStr,
     typer.Option(
         metavar="DTYPE",
-        help="Format of the weights: auto (as in the checkpoint), float32, float16, bfloat16.",
+        help="Format of the weights that are floats: auto (as in the checkpoint), float32, float16, bfloat16.",
+        rich_help_panel=MODEL_PANEL,
+        show_default=False,
+    ),
+]
+QuantizationOption = Annotated[
+    MaybeStr,
+    typer.Option(
+        "--quantization",
+        "-q",
+        metavar="METHOD",
+        help="How weights are packed: auto (as in a quantized checkpoint; int8 for one of floats), int8, int4, none; "
+        "or gguf, gptq, awq, compressed-tensors, to insist on that kind of checkpoint.",
         rich_help_panel=MODEL_PANEL,
         show_default=False,
     ),

@@ -49,6 +49,7 @@ def serve(
     ] = [],  # noqa: B006 - typer copies it
     max_model_len: options.MaxModelLenOption = None,
     dtype: options.DtypeOption = None,
+    quantization: options.QuantizationOption = None,
     revision: options.RevisionOption = None,
     trust_remote_code: options.TrustOption = None,
     gpu_memory_utilization: Annotated[
@@ -205,6 +206,7 @@ def serve(
         enforce_eager=enforce_eager,
         tensor_parallel_size=tensor_parallel_size,
         dtype=dtype,
+        quantization=quantization,
         seed=seed,
         threads=threads,
         device=device,

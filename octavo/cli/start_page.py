@@ -66,7 +66,7 @@ def _describe_model(report: StartReport) -> Text:
 
 
 def _weights(report: StartReport) -> str:
-    return "weights as in the file" if report.weights_dtype == "checkpoint" else f"{report.weights_dtype} weights"
+    return f"weights {report.weights_dtype}"
 
 
 def _make_ledger_table(ledger: MemoryLedger, kv_cache_dtype: str) -> Table:

@@ -33,22 +33,41 @@ def load_model(
     *,
     max_positions: int | None = None,
     trust_remote_code: bool = False,
+    quantization: str | None = None,
 ) -> DecoderModel:
     """Read, check and pack the whole model.
 
-    dtype:         of the weight matrices: "auto" (as stored), "float32", "float16" or "bfloat16"
+    dtype:         of the weight matrices that are floats: "auto" (as stored), "float32", "float16" or "bfloat16"
+    quantization:  "checkpoint", "none", "int8" or "int4", as `ParameterLoader` says; None is "checkpoint", and "none"
+                   where a dtype is given
     on_progress:   called with (bytes read, bytes in all)
     max_positions: the longest context that will be run, to size the rotary tables; the model's own limit when None
     """
     config = load_model_config(checkpoint, trust_remote_code)
     model_class = MODEL_CLASSES[config.architecture]
-    loader = ParameterLoader(ops, checkpoint, model_class.parameter_shapes(config), dtype, on_progress)
+    if quantization is None:
+        quantization = "checkpoint" if dtype == "auto" else "none"
+    if quantization == "checkpoint":
+        refuse_reordered(checkpoint)
+    wanted = model_class.parameter_shapes(config)
+    loader = ParameterLoader(ops, checkpoint, wanted, dtype, on_progress, quantization=quantization)
     num_positions = min(max_positions or config.max_position_embeddings, config.max_position_embeddings)
     ropes = {config.rope_of_layer(layer) for layer in range(config.num_layers)}
     tables = {rope: rotary_table(rope, num_positions) for rope in ropes}
     model = model_class(config, loader, {rope: ops.to_device(table) for rope, table in tables.items()})
     model.num_weight_bytes = loader.num_bytes + sum(table.nbytes for table in tables.values())
+    model.matrix_bytes = loader.matrix_bytes
     return model
+
+
+def refuse_reordered(checkpoint: Checkpoint) -> None:
+    """Raises UnsupportedModelError for weights that cannot stay in their codes."""
+    if checkpoint.reordered is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {checkpoint.reordered} has its inputs in an activation order (desc_act, actorder), "
+            "which Octavo cannot keep in the checkpoint's codes. --quantization int8 packs such weights anew, with a "
+            "small error; --dtype float32 runs them exactly."
+        )
 
 
 def _refuse_remote_code(hf_config: dict, trust_remote_code: bool) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from octavo.config import EngineArgs, EngineConfig, ModelFacts, check_args, resolve_config
+from octavo.config import EngineArgs, EngineConfig, ModelFacts, check_args, resolve_config, resolve_quantization
 from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, ModelLoadError
 from octavo.executor.kv_cache import KVCacheLayout, allocate_kv_cache, count_elements_per_slot, group_layers
-from octavo.executor.load_model import load_model, load_model_config
+from octavo.executor.load_model import load_model, load_model_config, refuse_reordered
 from octavo.executor.model_runner import ModelRunner
 from octavo.machine import Machine, detect_machine
 from octavo.models.config import ModelConfig
 from octavo.models.registry import DecoderModel
 from octavo.ops.interface import Ops
 from octavo.ops.reference import ReferenceOps
-from octavo.report import StartReport, Timeline
+from octavo.report import StartReport, Timeline, describe_formats
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
+from octavo.weights.load import estimate_weights_bytes
 from octavo.weights.source import ModelSource
 
 OnProgress = Callable[[str, int, int], None]  # (what is being done, how much is done, of how much or 0)
 
-_FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # No request has it: the core numbers its sequences from 0.
 _SELF_CHECK_SEQ_ID = -1
 
@@ -75,8 +75,12 @@ class LocalExecutor:
             checkpoint = open_checkpoint(source)
             model_config = load_model_config(checkpoint, bool(args.trust_remote_code))
             layout = group_layers(model_config.layer_windows)
-            facts = describe_model(model_config, layout, source.name)
-            first = resolve_config(args, facts, machine, _estimate_weights_bytes(checkpoint, args.dtype))
+            facts = describe_model(model_config, layout, source.name, checkpoint)
+            quantization = resolve_quantization(args, facts)
+            if quantization == "checkpoint":
+                refuse_reordered(checkpoint)
+            estimate = estimate_weights_bytes(checkpoint, args.dtype or "auto", quantization)
+            first = resolve_config(args, facts, machine, estimate)
         with timeline.measure("start the backend"):
             ops = make_ops(first.device, first.threads)
         with timeline.measure("load the weights"):
@@ -87,6 +91,7 @@ class LocalExecutor:
                 _scale_progress(on_progress),
                 max_positions=first.core.max_model_len,
                 trust_remote_code=first.trust_remote_code,
+                quantization=first.quantization,
             )
         with timeline.measure("reserve the KV cache"):
             weights_bytes = model.num_weight_bytes
@@ -127,7 +132,10 @@ class LocalExecutor:
             raise ModelLoadError(f"The model fails its first step: {output.failures[_SELF_CHECK_SEQ_ID]}")
 
 
-def describe_model(config: ModelConfig, layout: KVCacheLayout, name: str) -> ModelFacts:
+def describe_model(
+    config: ModelConfig, layout: KVCacheLayout, name: str, checkpoint: Checkpoint | None = None
+) -> ModelFacts:
+    """checkpoint: where the weights are to come from; None stands for float weights."""
     attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     # One layer's activations are alive at a time: the residual, a norm's output and an op's; queries, keys, values and
     # the attention's output; gate and up and their product.
@@ -142,6 +150,8 @@ def describe_model(config: ModelConfig, layout: KVCacheLayout, name: str) -> Mod
         kv_group_windows=layout.windows,
         kv_elements_per_slot=count_elements_per_slot(layout, config.num_kv_heads, config.head_dim),
         row_elements=row_elements,
+        stored_quantization=None if checkpoint is None else checkpoint.quantization,
+        is_reordered=checkpoint is not None and checkpoint.reordered is not None,
     )
 
 
@@ -165,12 +175,6 @@ def _count_parameters(checkpoint: Checkpoint) -> int:
     return sum(math.prod(shape) for shape in checkpoint.tensor_shapes.values())
 
 
-def _estimate_weights_bytes(checkpoint: Checkpoint, dtype: str | None) -> int:
-    if dtype in _FLOAT_BYTES:
-        return _count_parameters(checkpoint) * _FLOAT_BYTES[dtype]
-    return checkpoint.weights_bytes
-
-
 def _scale_progress(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
     if on_progress is None:
         return None
@@ -189,7 +193,7 @@ def _make_report(executor: LocalExecutor, checkpoint: Checkpoint, facts: ModelFa
         served_model_names=config.served_model_names,
         architecture=facts.architecture,
         num_parameters=_count_parameters(checkpoint),
-        weights_dtype=config.dtype,
+        weights_dtype=describe_formats(executor.model.matrix_bytes),
         weights_bytes=executor.model.num_weight_bytes,
         ledger=config.ledger,
         block_size=core.block_size,

@@ -82,7 +82,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # Settings that change the arithmetic and that none of our models does: key -> the values that mean "off".
 _OFF: tuple[Any, ...] = (None, False, 0, [], {}, "")
 _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "quantization_config": _OFF,
     "num_experts": _OFF,
     "num_local_experts": _OFF,
     "n_routed_experts": _OFF,
@@ -214,7 +213,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return config
-    outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
     return {**outer, **text}
 
 

@@ -48,6 +48,7 @@ class Gemma3Model:
     def __init__(self, config: ModelConfig, source: ParameterSource, rotary: Mapping[RopeConfig, Array]):
         self.config = config
         self.num_weight_bytes = 0  # the loader's to fill in, when all is loaded
+        self.matrix_bytes: dict[str, int] = {}  # likewise
         self.ends = EmbeddingAndHead(source, config)
         self.layers = [
             Gemma3Layer(source, config, layer, rotary[config.rope_of_layer(layer)])

@@ -15,10 +15,15 @@ from octavo.ops.interface import Array, ForwardBatch, LayerCache, Ops
 
 
 class DecoderModel(Protocol):
-    """What every model class offers. num_weight_bytes: device memory of all parameters and tables."""
+    """What every model class offers.
+
+    num_weight_bytes: device memory of all parameters and tables
+    matrix_bytes:     of the weight matrices, by format: "4-bit", "8-bit", "float16", ...
+    """
 
     config: ModelConfig
     num_weight_bytes: int
+    matrix_bytes: dict[str, int]
 
     def __init__(self, config: ModelConfig, source: ParameterSource, rotary: Mapping[RopeConfig, Array]) -> None: ...
 

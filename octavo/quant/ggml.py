@@ -42,6 +42,8 @@ GGML_TYPES: dict[int, GGMLType] = {
     30: GGMLType("BF16", 1, 2),
 }
 
+FLOAT_TYPES = ("F32", "F16", "BF16")
+
 # Formats that exist and that we do not read, so that the error can say which one it met.
 UNREADABLE_TYPE_NAMES: dict[int, str] = {
     9: "Q8_1",

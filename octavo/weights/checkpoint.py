@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,9 @@ import numpy as np
 
 from octavo.errors import CorruptFileError, ModelSourceError, UnsupportedModelError
 from octavo.ops.interface import BFloat16, GroupQuantized, WeightData
+from octavo.quant.ggml import FLOAT_TYPES
+from octavo.quant.schemes import scheme_from_config
+from octavo.quant.stored import QuantScheme, ReadPart, StoredModule
 from octavo.weights.gguf import GGUFFile
 from octavo.weights.safetensors import SafetensorsFolder
 
@@ -46,6 +49,9 @@ class Checkpoint(Protocol):
     raw_tensor_shapes: the same by the names in the file, all of them
     rope_divisors:     what a GGUF file's rope_freqs tensor holds (Llama 3), else None
     weights_bytes:     of all tensors, as stored
+    quantization:      how matrices are stored in codes: "gguf", "gptq", "awq", "compressed-tensors"; None when none is
+    reordered:         a matrix whose inputs belong to groups in no order (GPTQ's activation order), so that it cannot
+                       be kept in codes; None when there is no such matrix
     """
 
     format: str
@@ -57,6 +63,8 @@ class Checkpoint(Protocol):
     raw_tensor_shapes: Shapes
     rope_divisors: tuple[float, ...] | None
     weights_bytes: int
+    quantization: str | None
+    reordered: str | None
 
     @property
     def tensor_names(self) -> tuple[str, ...]: ...
@@ -67,6 +75,10 @@ class Checkpoint(Protocol):
 
     def read(self, name: str, exact_float: bool = False) -> WeightData:
         """One tensor. exact_float: exact float32 where it is stored in codes. Raises KeyError for an unknown name."""
+        ...
+
+    def release(self, names: Iterable[str]) -> None:
+        """These tensors have been read and copied: their pages of the file need not stay in memory."""
         ...
 
 
@@ -115,29 +127,85 @@ class SafetensorsCheckpoint:
         for stored in self._folder.tensors:
             if not _NOT_TEXT.match(stored):
                 self._stored_name[_text_name(stored)] = stored
+        self._scheme, self._modules, self._parts = _find_quantized(config, self._folder, self._stored_name)
+        self.quantization = None if self._scheme is None else self._scheme.name
         self._adds_one_to_norms = str(config.get("model_type")).startswith("gemma3") or any(
             str(name).startswith("Gemma3") for name in config.get("architectures") or ()
         )
         self.raw_tensor_shapes: Shapes = {name: info.shape for name, info in self._folder.tensors.items()}
         self.tensor_shapes: Shapes = {
-            name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()
+            **{name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()},
+            **{name: module.shape for name, module in self._modules.items()},
         }
         self.weights_bytes = sum(self.num_bytes(name) for name in self.tensor_shapes)
+        self.reordered = next((name for name in self._modules if self._has_order(name)), None)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self.tensor_shapes)
 
     def num_bytes(self, name: str) -> int:
-        return self._folder.tensors[self._stored_name[name]].num_bytes
+        return sum(self._folder.tensors[stored].num_bytes for stored in self._stored_names(name))
 
     def read(self, name: str, exact_float: bool = False) -> WeightData:
+        if name in self._modules:
+            assert self._scheme is not None
+            codes = self._scheme.decode(self._modules[name], self._part_reader(name))
+            return codes.dequantize() if exact_float else codes.to_groups()
         data = self._folder.read(self._stored_name[name])
         if self._adds_one_to_norms and name.endswith("norm.weight"):
             assert not isinstance(data, GroupQuantized)
             values = data.to_float32() if isinstance(data, BFloat16) else data.astype(np.float32)
             return values + np.float32(1)
         return data
+
+    def release(self, names: Iterable[str]) -> None:
+        self._folder.release(stored for name in names for stored in self._stored_names(name))
+
+    def _stored_names(self, name: str) -> Iterable[str]:
+        return self._parts[name].values() if name in self._modules else (self._stored_name[name],)
+
+    def _part_reader(self, name: str) -> ReadPart:
+        return lambda part: self._folder.read_part(self._parts[name][part])
+
+    def _has_order(self, name: str) -> bool:
+        assert self._scheme is not None
+        if not self._scheme.may_reorder:
+            return False
+        return self._scheme.find_order(self._modules[name], self._part_reader(name)) is not None
+
+
+def _find_quantized(
+    config: dict[str, Any], folder: SafetensorsFolder, stored_name: dict[str, str]
+) -> tuple[QuantScheme | None, dict[str, StoredModule], dict[str, dict[str, str]]]:
+    """The scheme of a config.json; the weights that are stored in codes, by their canonical name; and of each, the
+    tensors in the file by their part.
+
+    Takes the tensors that belong to them out of stored_name (canonical -> in the file).
+    """
+    text_config = config.get("text_config")
+    quantization_config = config.get("quantization_config")
+    if not quantization_config and isinstance(text_config, dict):
+        quantization_config = text_config.get("quantization_config")
+    if not quantization_config:
+        return None, {}, {}
+    scheme = scheme_from_config(quantization_config)
+    candidates: dict[str, dict[str, str]] = {}
+    for name, stored in stored_name.items():
+        module_name, _, part = name.rpartition(".")
+        if part in scheme.parts:
+            candidates.setdefault(module_name, {})[part] = stored
+    modules: dict[str, StoredModule] = {}
+    stored_parts: dict[str, dict[str, str]] = {}
+    for module_name, parts in candidates.items():
+        module = scheme.describe_module(module_name, {part: folder.tensors[parts[part]].shape for part in parts})
+        if module is None:
+            continue
+        for part in parts:
+            del stored_name[f"{module_name}.{part}"]
+        modules[f"{module_name}.weight"] = module
+        stored_parts[f"{module_name}.weight"] = parts
+    return scheme, modules, stored_parts
 
 
 def _text_name(stored: str) -> str:
@@ -215,6 +283,9 @@ class GGUFCheckpoint:
             name: self.raw_tensor_shapes[stored] for name, stored in self._stored_name.items()
         }
         self.weights_bytes = self._file.weights_bytes
+        has_codes = any(len(info.shape) == 2 and info.type not in FLOAT_TYPES for info in self._file.tensors.values())
+        self.quantization = "gguf" if has_codes else None
+        self.reordered: str | None = None
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -229,6 +300,9 @@ class GGUFCheckpoint:
             key = "llama.attention.head_count" if match[1] == "q" else "llama.attention.head_count_kv"
             return _unpair_rows(data, self._num_heads(key), f"{self.path}: tensor {self._stored_name[name]!r}")
         return data
+
+    def release(self, names: Iterable[str]) -> None:
+        self._file.release()
 
     def _num_heads(self, key: str) -> int:
         metadata = self._file.metadata

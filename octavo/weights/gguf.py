@@ -18,6 +18,7 @@ import numpy as np
 from octavo.errors import CorruptFileError, ModelSourceError, UnsupportedModelError
 from octavo.ops.interface import WeightData
 from octavo.quant.ggml import GGML_TYPES, UNREADABLE_TYPE_NAMES, decode, decode_exact
+from octavo.weights.pages import release_pages
 
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
@@ -89,6 +90,10 @@ class GGUFFile:
         info = self.tensors[name]
         raw = np.frombuffer(self._map, np.uint8, info.num_bytes, info.offset)
         return (decode_exact if exact_float else decode)(info.type, raw, info.shape)
+
+    def release(self) -> None:
+        """Give the pages that were read back to the system; they are read again when touched again."""
+        release_pages(self._map)
 
 
 class _Parser:

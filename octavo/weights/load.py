@@ -6,13 +6,15 @@ that are packed together, in the making.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from octavo.errors import CorruptFileError, IncompleteWeightsError
-from octavo.ops.interface import Array, BFloat16, GroupQuantized, Ops, Weight, WeightData
+from octavo.ops.interface import QUANT_GROUP_SIZE, Array, BFloat16, GroupQuantized, Ops, Weight, WeightData
+from octavo.quant.groups import quantize_groups
 from octavo.weights.checkpoint import Checkpoint
 
 OnProgress = Callable[[int, int], None]  # (bytes read, bytes in all)
@@ -26,7 +28,11 @@ _MAX_NAMES_SHOWN = 8
 def check_complete(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Raises IncompleteWeightsError naming what is missing or left over, CorruptFileError for a wrong shape."""
     missing = [name for name in wanted if name not in checkpoint.tensor_shapes]
-    left_over = [name for name in checkpoint.tensor_shapes if name not in wanted and not _HARMLESS.search(name)]
+    left_over = [
+        name
+        for name in checkpoint.tensor_shapes
+        if name not in wanted and not _HARMLESS.search(name) and not _is_empty_bias(checkpoint, name)
+    ]
     if missing or left_over:
         problems = []
         if missing:
@@ -45,9 +51,19 @@ def check_complete(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]
 class ParameterLoader:
     """A `ParameterSource` (octavo.models.layers) over a checkpoint.
 
-    dtype:       "auto" keeps the stored format; "float32", "float16", "bfloat16" convert, from exact numbers
-    on_progress: called after each read
-    num_bytes:   of all that was handed out, on the device
+    quantization: what becomes of the weight matrices:
+                  "checkpoint"  those in codes stay in their codes, the others floats
+                  "none"        all are floats; "auto" as dtype asks for float32 where they were in codes
+                  "int8"        all in 8-bit codes; those that the checkpoint has in codes are taken as their exact
+                                floats
+                  "int4"        likewise 4-bit, but for the embedding and the head: 8-bit
+                  A matrix whose rows 32 does not divide stays in floats.
+    dtype:        of the matrices that are floats: "auto" (as stored), "float32", "float16", "bfloat16"
+    on_progress:  called after each read
+    num_bytes:    of all that was handed out, on the device
+    matrix_bytes: of the weight matrices, by format: "4-bit", "8-bit", "float16", ...
+
+    Vectors (norms, biases) are float32 always.
     """
 
     def __init__(
@@ -57,19 +73,29 @@ class ParameterLoader:
         wanted: Mapping[str, tuple[int, ...]],
         dtype: str = "auto",
         on_progress: OnProgress | None = None,
+        *,
+        quantization: str = "checkpoint",
     ):
+        assert quantization in ("checkpoint", "none", "int8", "int4"), quantization
         check_complete(checkpoint, wanted)
         self._ops = ops
         self._checkpoint = checkpoint
+        self._quantization = quantization
         self._dtype = dtype
         self._on_progress = on_progress
         self._bytes_read = 0
         self._bytes_wanted = sum(checkpoint.num_bytes(name) for name in wanted)
         self.num_bytes = 0
+        self.matrix_bytes: dict[str, int] = {}
 
     def weight(self, names: Sequence[str]) -> Weight:
-        is_exact = self._dtype != "auto"
-        weight = self._ops.pack_weight([self._checkpoint.read(name, is_exact) for name in names], self._dtype)
+        parts = [self._read_matrix(name) for name in names]
+        has_codes = any(isinstance(part, GroupQuantized) for part in parts)
+        # A dtype given to pack_weight would turn codes into floats.
+        if has_codes and self._dtype != "auto":
+            parts = [part if isinstance(part, GroupQuantized) else _convert(part, self._dtype) for part in parts]
+        weight = self._ops.pack_weight(parts, "auto" if has_codes else self._dtype)
+        self._count_matrix(parts, "auto" if has_codes else self._dtype, weight.num_bytes)
         self._has_read(names, weight.num_bytes)
         return weight
 
@@ -79,11 +105,86 @@ class ParameterLoader:
         self._has_read(names, vector.nbytes)
         return self._ops.to_device(vector)
 
+    def _read_matrix(self, name: str) -> WeightData:
+        data = self._checkpoint.read(name, exact_float=self._quantization != "checkpoint")
+        bits = _bits_of(self._quantization, name)
+        if bits is None or isinstance(data, GroupQuantized) or data.shape[1] % QUANT_GROUP_SIZE:
+            return data
+        try:
+            return quantize_groups(data, bits)
+        except ValueError as error:
+            raise CorruptFileError(f"{self._checkpoint.path}: {name} {error}") from None
+
+    def _count_matrix(self, parts: Sequence[WeightData], dtype: str, num_bytes: int) -> None:
+        """Share out a weight's bytes among the formats of its parts, by the numbers that each has."""
+        formats = [describe_format(part, dtype) for part in parts]
+        ideal = [_BITS[name] * part.shape[0] for name, part in zip(formats, parts, strict=True)]
+        left = num_bytes
+        for index, name in enumerate(formats):
+            share = left if index == len(formats) - 1 else int(num_bytes * ideal[index] / sum(ideal))
+            self.matrix_bytes[name] = self.matrix_bytes.get(name, 0) + share
+            left -= share
+
     def _has_read(self, names: Sequence[str], num_bytes: int) -> None:
+        self._checkpoint.release(names)
         self.num_bytes += num_bytes
         self._bytes_read += sum(self._checkpoint.num_bytes(name) for name in names)
         if self._on_progress is not None:
             self._on_progress(self._bytes_read, self._bytes_wanted)
+
+
+def describe_format(data: WeightData, dtype: str) -> str:
+    """What the start-up page calls the format that a matrix is packed in: "4-bit", "8-bit", "float16", ..."""
+    if isinstance(data, GroupQuantized):
+        return f"{data.bits}-bit" if dtype == "auto" else dtype
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if isinstance(data, BFloat16) else data.dtype.name
+
+
+def estimate_weights_bytes(checkpoint: Checkpoint, dtype: str, quantization: str) -> int:
+    """About what the weights will take in memory, from the shapes alone. Arguments as of ParameterLoader."""
+    if quantization == "checkpoint":
+        return checkpoint.weights_bytes
+    total = 0.0
+    for name, shape in checkpoint.tensor_shapes.items():
+        count, bits = math.prod(shape), _bits_of(quantization, name)
+        if len(shape) == 2 and bits is not None:
+            total += count * _BITS[f"{bits}-bit"] / 8
+        elif dtype != "auto":
+            total += count * _BITS[dtype] / 8
+        else:
+            total += checkpoint.num_bytes(name)
+    return int(total)
+
+
+# Bits a weight, with scales (and for 4 bits the minimums) in half precision for each 32.
+_BITS: dict[str, float] = {"4-bit": 5, "8-bit": 8.5, "float16": 16, "bfloat16": 16, "float32": 32}
+_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def _bits_of(quantization: str, name: str) -> int | None:
+    """The bits that a matrix is quantized to. An embedding is read as it is, without other weights to make up for an
+    error, and as a head it decides between near ties: 4 bits show there first."""
+    if quantization == "int4":
+        return 8 if name in _TABLES else 4
+    return 8 if quantization == "int8" else None
+
+
+def _convert(data: np.ndarray | BFloat16, dtype: str) -> np.ndarray | BFloat16:
+    values = _to_float32(data)
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    bits = values.view(np.uint32)
+    # Round to nearest, ties to even: add half of the last kept place, less one where that place is even.
+    return BFloat16(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16))
+
+
+def _is_empty_bias(checkpoint: Checkpoint, name: str) -> bool:
+    """Some writers of GPTQ files give every module a bias, all zeros where the model has none."""
+    if checkpoint.quantization != "gptq" or not name.endswith(".bias"):
+        return False
+    return not _to_float32(checkpoint.read(name)).any()
 
 
 def _some(names: Sequence[str]) -> str:

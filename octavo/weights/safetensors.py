@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 from octavo.errors import CorruptFileError, ModelSourceError, UnsupportedModelError
 from octavo.ops.interface import BFloat16, WeightData
+from octavo.weights.pages import release_pages
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _INDEX = "model.safetensors.index.json"
@@ -27,6 +29,7 @@ _ITEM_BYTES = {
     "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8,
 }  # fmt: skip
 _READABLE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_READABLE_IN_PARTS = {**_READABLE, "I8": "<i1", "U8": "<u1", "I32": "<i4", "I64": "<i8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,30 @@ class SafetensorsFile:
                 raise self._corrupt(f"the tensors {before.name!r} and {after.name!r} overlap")
 
     def read(self, name: str) -> WeightData:
-        """A tensor, as a view of the memory map. Raises UnsupportedModelError for a dtype we cannot read."""
+        """A float tensor, as a view of the memory map. Raises UnsupportedModelError for a dtype we cannot read."""
+        return self._read(name, _READABLE)
+
+    def read_part(self, name: str) -> np.ndarray:
+        """A tensor that is part of a quantized weight: a view for integers, float32 for any float."""
+        values = self._read(name, _READABLE_IN_PARTS)
+        if isinstance(values, BFloat16):
+            return values.to_float32()
+        return values.astype(np.float32, copy=False) if values.dtype.kind == "f" else values
+
+    def release(self) -> None:
+        """Give the pages that were read back to the system; they are read again when touched again."""
+        release_pages(self._map)
+
+    def _read(self, name: str, readable: dict[str, str]) -> np.ndarray | BFloat16:
         info = self.tensors[name]
-        if info.dtype not in _READABLE:
-            raise UnsupportedModelError(f"{self.path}: tensor {name!r} is {info.dtype}; F32, F16 and BF16 can be read")
+        if info.dtype not in readable:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {name!r} is {info.dtype}; {', '.join(readable)} can be read"
+            )
         count = math.prod(info.shape)
         # Copied when the header's length leaves the data unaligned, which the format allows.
         raw = np.frombuffer(self._map, np.uint8, info.num_bytes, info.offset)
-        dtype = np.dtype(_READABLE[info.dtype])
+        dtype = np.dtype(readable[info.dtype])
         if info.offset % dtype.itemsize:
             raw = raw.copy()
         values = raw.view(dtype)[:count].reshape(info.shape)
@@ -140,6 +159,14 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> WeightData:
         return self._file_of[name].read(name)
+
+    def read_part(self, name: str) -> np.ndarray:
+        return self._file_of[name].read_part(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give the pages of the files that hold these tensors back to the system."""
+        for file in {self._file_of[name] for name in names}:
+            file.release()
 
     def _open_shards(self) -> None:
         index_path = self.folder / _INDEX

@@ -75,7 +75,7 @@ def test_the_start_page_says_what_one_wants_to_know() -> None:
     page = " ".join(start_page(make_report()).split())
     for words in (
         "Octavo 9.9.9",
-        "(llama, 135 million parameters, float32 weights)",
+        "(llama, 135 million parameters, weights float32)",
         "2,844 blocks of 16 tokens (360 KiB each), 45,504 tokens at once: 5 sequences of the full 8,192 tokens",
         "up to 64 sequences and 512 tokens a step",
         "cpu, 1 thread, avx2",

@@ -180,7 +180,6 @@ def test_model_type_is_enough_when_there_is_no_architecture() -> None:
         ({"architectures": [], "model_type": "deepseek_v3"}, "deepseek_v3"),
         ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"kv_lora_rank": 512}, "kv_lora_rank"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

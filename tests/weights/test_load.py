@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ class FakeCheckpoint:
     gguf_metadata: dict[str, Any] | None = None
     rope_divisors: tuple[float, ...] | None = None
     weights_bytes: int = 0
+    quantization: str | None = None
+    reordered: str | None = None
     reads: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
 
     @property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -46,6 +50,9 @@ class FakeCheckpoint:
     def read(self, name: str, exact_float: bool = False) -> WeightData:
         self.reads.append(name)
         return self.exact[name] if exact_float and name in self.exact else self.tensors[name]
+
+    def release(self, names: Iterable[str]) -> None:
+        self.released += names
 
 
 def matrix(num_rows: int, fill: float = 1.0) -> np.ndarray:
@@ -103,7 +110,9 @@ def codes(num_rows: int) -> GroupQuantized:
 @pytest.mark.parametrize(("dtype", "expected"), [("auto", 1.0), ("float32", 1.25), ("float16", 1.25)])
 def test_codes_are_kept_by_default_and_converted_from_exact_numbers_otherwise(dtype: str, expected: float) -> None:
     checkpoint = FakeCheckpoint({"a": codes(2)}, exact={"a": matrix(2, 1.25)})
-    weight = ParameterLoader(ReferenceOps(), checkpoint, {"a": (2, 32)}, dtype).weight(["a"])
+    quantization = "checkpoint" if dtype == "auto" else "none"
+    loader = ParameterLoader(ReferenceOps(), checkpoint, {"a": (2, 32)}, dtype, quantization=quantization)
+    weight = loader.weight(["a"])
     assert weight.dtype == ("q8" if dtype == "auto" else dtype)
     np.testing.assert_array_equal(weight.values, matrix(2, expected))
 

@@ -103,7 +103,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(what: str, tmp_path: Path) -> 
 def test_an_unreadable_dtype_is_refused_when_read_and_not_before(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(raw_safetensors({"ids": entry([1], 0, 8, "I64")}, b"\0" * 8))
     file = SafetensorsFile(tmp_path / "x")
-    with pytest.raises(UnsupportedModelError, match="'ids' is I64; F32, F16 and BF16 can be read"):
+    with pytest.raises(UnsupportedModelError, match="'ids' is I64; F32, F16, BF16 can be read"):
         file.read("ids")
 
 
