@@ -10,6 +10,8 @@ from octavo.errors import InvalidRequestError
 # The largest number of alternatives reported for each token; OpenAI's limit for top_logprobs.
 MAX_LOGPROBS = 20
 MAX_N = 128
+# Logits are multiplied and divided by it: within this, and its inverse, they stay finite in float32.
+MAX_REPETITION_PENALTY = 1e6
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 
 
@@ -29,7 +31,7 @@ class SamplingParams:
     stop_token_ids:     tokens that end the generation, beside the model's own end-of-sequence tokens
     ignore_eos:         go on after the model's end-of-sequence tokens
     presence_penalty, frequency_penalty: in [-2, 2], over the generated tokens
-    repetition_penalty: > 0, over prompt and generated tokens (Keskar et al. 2019); 1 is off
+    repetition_penalty: in [1e-6, 1e6], over prompt and generated tokens (Keskar et al. 2019); 1 is off
     logprobs:           None for none, else the number of alternatives (0 to 20) beside the sampled token's own,
                         all from the model's raw logits, before penalties and temperature
     skip_special_tokens: leave special tokens out of the text
@@ -88,9 +90,9 @@ class SamplingParams:
         _check_bool("skip_special_tokens", self.skip_special_tokens)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
         if self.repetition_penalty == 0.0:
             _refuse("repetition_penalty", self.repetition_penalty, "it must be above 0; 1 turns it off")
+        _check_number("repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 

@@ -12,6 +12,7 @@ import uvicorn
 
 from octavo.server.api import ServingEngine
 from octavo.server.app import build_app
+from octavo.server.connection import Connection
 from octavo.server.settings import ServerSettings
 
 # Longer than clients keep their idle connections, so that they close them and not we, in the middle of a request.
@@ -26,7 +27,7 @@ class HttpServer:
     def __init__(self, engine: ServingEngine, settings: ServerSettings, listener: socket.socket, version: str):
         config = uvicorn.Config(
             build_app(engine, settings, version),
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

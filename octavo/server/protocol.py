@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from octavo.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.server.fields import keep_supported
 from octavo.server.messages import check_messages
@@ -249,8 +249,9 @@ def _check_prompt(request: CompletionRequest) -> None:
                 raise InvalidRequestError(
                     f"prompt[{index}] is empty; send at least one character or token.", param=f"prompt[{index}]"
                 )
-    num_choices = len(request.prompts) * max(request.n, 1)
-    if num_choices > MAX_CHOICES:
+    num_choices = len(request.prompts) * request.n
+    # An n that is wrong by itself is told by SamplingParams.
+    if request.n <= MAX_N and num_choices > MAX_CHOICES:
         raise InvalidRequestError(
             f"{len(request.prompts)} prompts with n = {request.n} make {num_choices} choices; "
             f"one request may ask for {MAX_CHOICES}. Send several requests.",

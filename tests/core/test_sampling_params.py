@@ -27,6 +27,8 @@ from octavo.errors import InvalidRequestError
         ("min_tokens", 17, "at most max_tokens, which is 16"),
         ("presence_penalty", 2.5, "between -2 and 2"),
         ("repetition_penalty", 0.0, "above 0"),
+        ("repetition_penalty", 1e-320, "between 1e-06 and 1e+06"),
+        ("repetition_penalty", 1e308, "between 1e-06 and 1e+06"),
         ("logprobs", 21, "between 0 and 20"),
         ("stop", ("",), "must not be empty"),
         ("stop", (7,), "must be a string"),
