@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -374,3 +375,51 @@ def test_we_count_blocks_as_the_core_does(windows: tuple[int | None, ...], max_c
     assert isinstance(manager.pool, BlockPool)
     for num_tokens in (1, 15, 16, 17, 500, 513, 2000):
         assert blocks_for_sequence(num_tokens, windows, 16, max_chunk) == manager.count_max_blocks(num_tokens)
+
+
+# --- quantization ---------------------------------------------------------------------------------------------
+
+GGUF = dataclasses.replace(SMOLLM2, stored_quantization="gguf")
+REORDERED = dataclasses.replace(SMOLLM2, stored_quantization="gptq", is_reordered=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "args", "expected"),
+    [
+        (SMOLLM2, {}, "int8"),
+        (SMOLLM2, {"quantization": "auto"}, "int8"),
+        (SMOLLM2, {"dtype": "bfloat16"}, "none"),
+        (SMOLLM2, {"quantization": "none"}, "none"),
+        (SMOLLM2, {"quantization": "int4"}, "int4"),
+        (SMOLLM2, {"quantization": "int8", "dtype": "float16"}, "int8"),
+        (GGUF, {}, "checkpoint"),
+        (GGUF, {"quantization": "gguf"}, "checkpoint"),
+        (GGUF, {"quantization": "gguf", "dtype": "float16"}, "checkpoint"),
+        (GGUF, {"dtype": "float32"}, "none"),
+        (GGUF, {"quantization": "none", "dtype": "float32"}, "none"),
+        (REORDERED, {"quantization": "int8"}, "int8"),
+    ],
+)
+def test_quantization_follows_the_checkpoint_and_what_was_typed(
+    facts: ModelFacts, args: dict[str, Any], expected: str
+) -> None:
+    assert resolve(facts, **args).quantization == expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "message"),
+    [
+        (GGUF, "none", "are quantized already .gguf.; leave the option out .* or add --dtype float32"),
+        (GGUF, "int8", "quantizing them twice would only add errors"),
+        (GGUF, "int4", "quantizing them twice would only add errors"),
+        (GGUF, "awq", "are quantized .gguf.; use gguf or auto"),
+        (SMOLLM2, "gptq", "are floats; use int8, int4 or none"),
+        (SMOLLM2, "fp8", "it must be one of auto, none, int8, int4, gguf, gptq, awq, compressed-tensors"),
+    ],
+)
+def test_a_quantization_that_does_not_suit_the_checkpoint_is_refused(
+    facts: ModelFacts, asked: str, message: str
+) -> None:
+    error = refusal(facts, quantization=asked)
+    assert error.option == "--quantization"
+    assert re.search(message, str(error)), str(error)

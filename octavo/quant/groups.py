@@ -79,7 +79,8 @@ class _Result:
     def fill(self, start: int, stop: int) -> None:
         rows = slice(start, stop)
         # [32, groups]: sums over a group are sums of long rows, and a number a group lies along the last axis.
-        grouped = np.ascontiguousarray(_as_float32(self.values, rows).reshape(-1, QUANT_GROUP_SIZE).T)
+        # Always a copy, as it is worked on in place.
+        grouped = np.array(_as_float32(self.values, rows).reshape(-1, QUANT_GROUP_SIZE).T, order="C")
         low, high = self.lowest[rows].ravel(), self.highest[rows].ravel()
         if self.bits == 4:
             scale, minimum = _fit_scale_and_minimum(grouped, low, high, 15)
