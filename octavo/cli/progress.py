@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TextIO
 
@@ -37,6 +38,8 @@ class ProgressLine:
         elif now - self._painted_at >= _REPAINT_S or what != self._what:
             self._what, self._painted_at = what, now
             line = what + (" " + _describe(num_done, num_total) if num_total else " ...")
+            # A line that wraps could not be painted over.
+            line = line[: shutil.get_terminal_size().columns - 1]
             self._write(f"\r{line:<{self._width}}")
             self._width = len(line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -91,3 +92,24 @@ def test_a_mistake_in_the_command_is_explained(arguments: list[str], words: str)
     assert result.returncode in (1, 2)
     assert words in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams with a shell")
+@pytest.mark.parametrize(
+    ("redirection", "status", "words"),
+    [
+        (">&-", 0, ""),
+        ("2>&- <&-", 0, ""),
+        pytest.param(
+            ">/dev/full",
+            1,
+            "octavo: No space left on device",
+            marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device"),
+        ),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_traceback(redirection: str, status: int, words: str) -> None:
+    script = f"exec {shlex.quote(sys.executable)} -m octavo.cli.main serve --help {redirection}"
+    result = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+    assert result.returncode == status, result.stderr
+    assert result.stderr.strip() == words

@@ -170,7 +170,10 @@ def test_a_short_wait_is_silent(clock: list[float]) -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_terminal_gets_one_line_that_is_painted_over_and_cleared(clock: list[float]) -> None:
+def test_a_terminal_gets_one_line_that_is_painted_over_and_cleared(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     stream = Terminal()
     line = ProgressLine(stream)
     clock[0] += 2
@@ -183,6 +186,18 @@ def test_a_terminal_gets_one_line_that_is_painted_over_and_cleared(clock: list[f
     assert first == "load the weights ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌  50%, 300 MiB of 600 MiB"
     assert second == "reserve ...".ljust(len(first))
     assert blank.strip() == end == ""
+
+
+def test_a_narrow_terminal_gets_no_line_that_wraps(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    line = ProgressLine(stream)
+    clock[0] += 2
+    line.show("load the weights", 300 * MIB, 600 * MIB)
+    line.clear()
+    painted, blank, end = stream.getvalue()[1:].split("\r")
+    assert len(painted) == len(blank) == 39
+    assert end == ""
 
 
 def test_a_log_gets_one_line_a_stage(clock: list[float]) -> None:
