@@ -4,14 +4,11 @@
 mean squared error. 4 bits: scale and minimum by least squares, the best of several ranges.
 
 Scales and minimums are rounded to float16 before the codes are chosen, so that the kernels can keep them in half the
-memory and the codes make up for the rounding. Work is done a few thousand groups at a time, in several threads (NumPy
-lets go of the interpreter lock), so nothing the size of the matrix exists but the codes.
+memory and the codes make up for the rounding. Work is done a few thousand groups at a time, so nothing the size of the
+matrix exists but the codes. (Threads were tried: at chunks that fit in a cache, they wait for the interpreter lock.)
 """
 
 from __future__ import annotations
-
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -22,19 +19,19 @@ FloatMatrix = np.ndarray | BFloat16
 # Groups worked on at a time: 2048 x 32 float32 are 256 KiB, and some of them stay in an L2 cache.
 _GROUPS_AT_A_TIME = 2048
 
-# The ranges that are tried for 4 bits, as a part of the group's own. Cutting off the extremes makes the steps finer,
-# and least squares moves the ends again. More of them gain less than 1 % of the error.
-_RANGES = (1.0, 0.95, 0.9, 0.84, 0.78, 0.72)
+# The ranges that are tried for 4 bits, as a part of the group's own. Cutting off the extremes makes the steps finer, and
+# least squares moves the ends again. On SmolLM2's weights the error is 7.9 % (of their root mean square) without either,
+# 7.5 % with the first, 7.3 % with these three and with twice as many.
+_RANGES = (1.0, 0.92, 0.84)
 
 _HALF_MAX = 65504.0
 _HALF_MIN_NORMAL = 2.0**-14
 
 
-def quantize_groups(values: FloatMatrix, bits: int, num_threads: int | None = None) -> GroupQuantized:
+def quantize_groups(values: FloatMatrix, bits: int) -> GroupQuantized:
     """values: [N, K] float32, float16 or bfloat16, K a multiple of 32, all finite; bits: 8 or 4.
 
-    The same codes for every num_threads (None: as many as there are cores for us). Raises ValueError for a weight that
-    is not a finite number.
+    Raises ValueError for a weight that is not a finite number.
     """
     assert bits in (4, 8), bits
     num_rows, num_columns = values.shape
@@ -42,15 +39,8 @@ def quantize_groups(values: FloatMatrix, bits: int, num_threads: int | None = No
     groups_in_row = num_columns // QUANT_GROUP_SIZE
     result = _Result(values, groups_in_row, bits, _lowest_and_highest(values, groups_in_row))
     rows_at_a_time = max(1, _GROUPS_AT_A_TIME // groups_in_row)
-    starts = range(0, num_rows, rows_at_a_time)
-    if num_threads is None:
-        num_threads = _count_cores()
-    if num_threads == 1 or len(starts) == 1:
-        for start in starts:
-            result.fill(start, min(start + rows_at_a_time, num_rows))
-    else:
-        with ThreadPoolExecutor(num_threads) as threads:
-            list(threads.map(lambda start: result.fill(start, min(start + rows_at_a_time, num_rows)), starts))
+    for start in range(0, num_rows, rows_at_a_time):
+        result.fill(start, min(start + rows_at_a_time, num_rows))
     return GroupQuantized(result.codes, result.scale, result.minimum, bits)
 
 
@@ -78,9 +68,7 @@ class _Result:
 
     def fill(self, start: int, stop: int) -> None:
         rows = slice(start, stop)
-        # [32, groups]: sums over a group are sums of long rows, and a number a group lies along the last axis.
-        # Always a copy, as it is worked on in place.
-        grouped = np.array(_as_float32(self.values, rows).reshape(-1, QUANT_GROUP_SIZE).T, order="C")
+        grouped = _take_groups(self.values, rows)
         low, high = self.lowest[rows].ravel(), self.highest[rows].ravel()
         if self.bits == 4:
             scale, minimum = _fit_scale_and_minimum(grouped, low, high, 15)
@@ -158,20 +146,19 @@ def _lowest_and_highest(values: FloatMatrix, groups_in_row: int) -> tuple[np.nda
     rows_at_a_time = max(1, _GROUPS_AT_A_TIME // groups_in_row)
     for start in range(0, num_rows, rows_at_a_time):
         rows = slice(start, start + rows_at_a_time)
-        grouped = _as_float32(values, rows).reshape(-1, groups_in_row, QUANT_GROUP_SIZE)
-        grouped.min(axis=2, out=lowest[rows])
-        grouped.max(axis=2, out=highest[rows])
+        grouped = _take_groups(values, rows)
+        lowest[rows] = grouped.min(axis=0).reshape(-1, groups_in_row)
+        highest[rows] = grouped.max(axis=0).reshape(-1, groups_in_row)
     return lowest, highest
 
 
-def _as_float32(values: FloatMatrix, rows: slice) -> np.ndarray:
+def _take_groups(values: FloatMatrix, rows: slice) -> np.ndarray:
+    """The groups of some rows as [32, groups] float32, a new array.
+
+    Groups lie side by side because a sum or an extreme of long rows is ten times as fast as one of 32 neighbours.
+    """
     if isinstance(values, BFloat16):
-        return BFloat16(values.bits[rows]).to_float32()
-    return values[rows].astype(np.float32, copy=False)
-
-
-def _count_cores() -> int:
-    try:
-        return max(1, len(os.sched_getaffinity(0)))
-    except AttributeError:  # not Linux
-        return max(1, os.cpu_count() or 1)
+        some = BFloat16(values.bits[rows]).to_float32()
+    else:
+        some = values[rows].astype(np.float32, copy=False)
+    return np.array(some.reshape(-1, QUANT_GROUP_SIZE).T, order="C")

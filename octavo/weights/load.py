@@ -90,6 +90,8 @@ class ParameterLoader:
 
     def weight(self, names: Sequence[str]) -> Weight:
         parts = [self._read_matrix(name) for name in names]
+        if not any(_is_view(part) for part in parts):
+            self._checkpoint.release(names)  # before the packing, so that file, codes and packed weight do not add up
         has_codes = any(isinstance(part, GroupQuantized) for part in parts)
         # A dtype given to pack_weight would turn codes into floats.
         if has_codes and self._dtype != "auto":
@@ -185,6 +187,11 @@ def _is_empty_bias(checkpoint: Checkpoint, name: str) -> bool:
     if checkpoint.quantization != "gptq" or not name.endswith(".bias"):
         return False
     return not _to_float32(checkpoint.read(name)).any()
+
+
+def _is_view(data: WeightData) -> bool:
+    """Whether it may be a view of a file: codes have been unpacked, float weights are used where they lie."""
+    return not isinstance(data, GroupQuantized)
 
 
 def _some(names: Sequence[str]) -> str:
