@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from octavo.config import EngineArgs
 from octavo.core.engine_core import EngineCore
@@ -112,12 +112,12 @@ class LLM:
                 param="messages",
                 code="no_chat_template",
             )
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        conversations = _as_conversations(messages)
         token_ids = [
             encode_chat(
                 self.tokenizer,
                 self.chat_template,
-                conversation,  # type: ignore[arg-type]
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
                 **(chat_template_kwargs or {}),
@@ -166,6 +166,13 @@ class LLM:
         return [answer.accumulator.output for answer in answers.values()]
 
     def _make_request(self, ids: Sequence[int], params: SamplingParams, priority: int, prompt_param: str) -> Request:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling_params is {params!r:.80}, but it must be a SamplingParams.",
+                param="sampling_params",
+                value=params,
+                code="invalid_type",
+            )
         request_id = str(self._next_request)
         self._next_request += 1
         return make_request(
@@ -224,6 +231,8 @@ class LLM:
                 "'prompt' or 'prompt_token_ids'.",
                 param="prompt",
             )
+        if not isinstance(prompt, Iterable):
+            _refuse_prompt(prompt, _param_of("prompt", index, num_prompts))
         return prompt
 
 
@@ -262,9 +271,46 @@ def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """[1, 2, 3] is one prompt of three tokens, ["a", "b"] and [[1], [2]] are two prompts."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        _refuse_prompt(prompts, "prompts")
     each = list(prompts)
     is_one_prompt = bool(each) and not any(isinstance(prompt, (str, Mapping, Sequence)) for prompt in each)
     return [each] if is_one_prompt and not hasattr(each[0], "__len__") else each  # type: ignore[list-item,return-value]
+
+
+def _refuse_prompt(prompt: object, param: str) -> NoReturn:
+    raise InvalidRequestError(
+        f"{param} is {prompt!r:.80}, but a prompt is a text, a list of token ids, or a dict with one of them.",
+        param=param,
+        value=prompt,
+        code="invalid_type",
+    )
+
+
+def _as_conversations(messages: Any) -> list[Sequence[Message]]:
+    """One conversation, or several. Raises InvalidRequestError for what is no list of messages with a role each."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        _refuse_messages(messages)
+    conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    for conversation in conversations:
+        if not isinstance(conversation, Sequence) or isinstance(conversation, (str, bytes)) or not conversation:
+            _refuse_messages(conversation)
+        for message in conversation:
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                _refuse_messages(message)
+            if "content" not in message and message["role"] != "assistant":
+                _refuse_messages(message)
+    return list(conversations)
+
+
+def _refuse_messages(found: object) -> NoReturn:
+    raise InvalidRequestError(
+        f"messages has {found!r:.80}, but a conversation is a list of messages such as "
+        '{"role": "user", "content": "Hello"}, with at least one in it.',
+        param="messages",
+        value=found,
+        code="invalid_type",
+    )
 
 
 def _prompt_text(prompt: Prompt) -> str | None:

@@ -57,6 +57,29 @@ def test_the_forms_of_a_prompt(prompts: Any, expected: list[str]) -> None:
     assert texts(make_llm().generate(prompts, SamplingParams(max_tokens=2))) == expected
 
 
+@pytest.mark.parametrize(
+    ("prompts", "param"), [(None, "prompts"), (5, "prompts"), (["a", None], "prompt[1]"), ([None, "a"], "prompt[0]")]
+)
+def test_what_is_no_prompt_is_refused_by_name(prompts: Any, param: str) -> None:
+    with pytest.raises(InvalidRequestError, match="a prompt is a text") as caught:
+        make_llm().generate(prompts)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "messages", [None, 5, "hi", {"role": "user", "content": "a"}, [None], [[]], [{"role": "user"}], [{"content": "a"}]]
+)
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    llm = make_llm(chat_template=TEMPLATE)
+    with pytest.raises(InvalidRequestError, match="a conversation is a list of messages"):
+        llm.chat(messages)
+
+
+def test_parameters_of_another_type_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="must be a SamplingParams"):
+        make_llm().generate("a", {"max_tokens": 2})  # type: ignore[arg-type]
+
+
 def test_without_parameters_they_are_the_usual_ones() -> None:
     (output,) = make_llm().generate("a")
     assert len(output.outputs[0].token_ids) == 16
