@@ -19,9 +19,9 @@ FloatMatrix = np.ndarray | BFloat16
 # Groups worked on at a time: 2048 x 32 float32 are 256 KiB, and some of them stay in an L2 cache.
 _GROUPS_AT_A_TIME = 2048
 
-# The ranges that are tried for 4 bits, as a part of the group's own. Cutting off the extremes makes the steps finer, and
-# least squares moves the ends again. On SmolLM2's weights the error is 7.9 % (of their root mean square) without either,
-# 7.5 % with the first, 7.3 % with these three and with twice as many.
+# The ranges that are tried for 4 bits, as a part of the group's own. Cutting off the extremes makes the steps finer,
+# and least squares moves the ends again. On SmolLM2's weights the error is 7.9 % (of their root mean square) without
+# either, 7.5 % with the first, 7.3 % with these three and with twice as many.
 _RANGES = (1.0, 0.92, 0.84)
 
 _HALF_MAX = 65504.0
