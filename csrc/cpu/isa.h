@@ -12,11 +12,14 @@
 
 namespace octavo {
 
-// Activations in 8 bits, a scale for each row and group of 32: x is about scale * code.
+// Activations in 8 bits, a scale and a middle for each row and group of 32: x is about middle + scale * code. The middle
+// is halfway between the group's smallest and largest: many groups have one outlier, and codes around zero would leave
+// the side opposite to it unused.
 struct QuantizedRows {
   int8_t* codes;    // [M, K], -127 to 127
-  float* scale;     // [M, K / 32]; NaN where the group holds a NaN or an infinity
-  float* sum;       // [M, K / 32], scale * (sum of the group's codes)
+  float* scale;     // [M, K / 32]
+  float* middle;    // [M, K / 32]; NaN where the group holds a NaN or an infinity
+  float* sum;       // [M, K / 32], the group's x as quantized, summed: scale * (sum of codes) + 32 * middle
   int32_t* offset;  // [M, K / 32], -128 * (sum of the group's codes): takes the 128 back that q8 codes were raised by
 };
 

@@ -132,10 +132,11 @@ bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t 
   if (any_quantized) {
     const size_t num_codes = static_cast<size_t>(num_rows) * weight.num_columns;
     const size_t num_scales = (num_codes / kGroupSize + 15) / 16 * 16;
-    char* memory = static_cast<char*>(workers.scratch.get(num_codes + num_scales * 12));
+    char* memory = static_cast<char*>(workers.scratch.get(num_codes + num_scales * 16));
     if (memory == nullptr) return false;
     job.quantized.scale = reinterpret_cast<float*>(memory);
-    job.quantized.sum = job.quantized.scale + num_scales;
+    job.quantized.middle = job.quantized.scale + num_scales;
+    job.quantized.sum = job.quantized.middle + num_scales;
     job.quantized.offset = reinterpret_cast<int32_t*>(job.quantized.sum + num_scales);
     job.quantized.codes = reinterpret_cast<int8_t*>(job.quantized.offset + num_scales);
     const bool is_large = num_codes > 32768;

@@ -22,6 +22,11 @@ inline __m256 load_eight(const Buffer& from, bool is_half, size_t at) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(from.as<half>() + at)));
 }
 
+inline __m256 load_code_sums(const Buffer& from, size_t at) {
+  const __m128i sums = _mm_load_si128(reinterpret_cast<const __m128i*>(from.as<int16_t>() + at));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(sums));
+}
+
 // Sums of one group for R rows, in 16 channels: 8 32-bit lanes in dot[r][0] and 8 in dot[r][1].
 template <int R>
 inline void dot_q4(const uint8_t* w, const int8_t* x, ptrdiff_t x_stride, __m256i dot[R][2]) {
@@ -78,6 +83,7 @@ void tile(const MatmulTask& task, int row, int panel) {
   const size_t first = static_cast<size_t>(row) * num_groups;
   const int8_t* x = task.quantized.codes + first * kGroupSize;
   const float* x_scale = task.quantized.scale + first;
+  const float* x_middle = task.quantized.middle + first;
   const float* x_sum = task.quantized.sum + first;
   size_t w_at = static_cast<size_t>(panel) * num_groups * kPanelWidth;
 
@@ -91,10 +97,14 @@ void tile(const MatmulTask& task, int row, int panel) {
       dot_q8<R>(codes + group * group_bytes, x + group * kGroupSize, matrix.num_columns, dot);
     }
     const __m256 scale0 = load_eight(matrix.scale, is_half, w_at), scale1 = load_eight(matrix.scale, is_half, w_at + 8);
+    const __m256 codes0 = load_code_sums(matrix.code_sum, w_at), codes1 = load_code_sums(matrix.code_sum, w_at + 8);
     for (int r = 0; r < R; ++r) {
       const __m256 sa = _mm256_set1_ps(x_scale[r * num_groups + group]);
-      total[r][0] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][0]), _mm256_mul_ps(scale0, sa), total[r][0]);
-      total[r][1] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r][1]), _mm256_mul_ps(scale1, sa), total[r][1]);
+      const __m256 middle = _mm256_set1_ps(x_middle[r * num_groups + group]);
+      const __m256 p0 = _mm256_fmadd_ps(codes0, middle, _mm256_mul_ps(_mm256_cvtepi32_ps(dot[r][0]), sa));
+      const __m256 p1 = _mm256_fmadd_ps(codes1, middle, _mm256_mul_ps(_mm256_cvtepi32_ps(dot[r][1]), sa));
+      total[r][0] = _mm256_fmadd_ps(scale0, p0, total[r][0]);
+      total[r][1] = _mm256_fmadd_ps(scale1, p1, total[r][1]);
     }
     if (has_minimum) {
       const __m256 min0 = load_eight(matrix.minimum, is_half, w_at);

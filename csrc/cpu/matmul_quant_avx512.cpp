@@ -23,6 +23,11 @@ inline __m512 load_panel(const Buffer& from, bool is_half, size_t at) {
   return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(from.as<half>() + at)));
 }
 
+inline __m512 load_code_sums(const Buffer& from, size_t at) {
+  const __m256i sums = _mm256_load_si256(reinterpret_cast<const __m256i*>(from.as<int16_t>() + at));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sums));
+}
+
 template <bool is_q4, int R, int P>
 void tile(const MatmulTask& task, int row, int panel) {
   constexpr size_t group_bytes = is_q4 ? 256 : 512;
@@ -37,6 +42,7 @@ void tile(const MatmulTask& task, int row, int panel) {
   const size_t first = static_cast<size_t>(row) * num_groups;
   const int8_t* x = task.quantized.codes + first * kGroupSize;
   const float* x_scale = task.quantized.scale + first;
+  const float* x_middle = task.quantized.middle + first;
   const float* x_sum = task.quantized.sum + first;
   const int32_t* x_offset = task.quantized.offset + first;
   size_t w_at = panel * panel_floats;
@@ -77,12 +83,17 @@ void tile(const MatmulTask& task, int row, int panel) {
         }
       }
     }
-    __m512 scale[P];
-    for (int p = 0; p < P; ++p) scale[p] = load_panel(matrix.scale, is_half, w_at + p * panel_floats);
+    __m512 scale[P], code_sum[P];
+    for (int p = 0; p < P; ++p) {
+      scale[p] = load_panel(matrix.scale, is_half, w_at + p * panel_floats);
+      code_sum[p] = load_code_sums(matrix.code_sum, w_at + p * panel_floats);
+    }
     for (int r = 0; r < R; ++r) {
       const __m512 sa = _mm512_set1_ps(x_scale[r * num_groups + group]);
+      const __m512 middle = _mm512_set1_ps(x_middle[r * num_groups + group]);
       for (int p = 0; p < P; ++p) {
-        total[r][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][p]), _mm512_mul_ps(scale[p], sa), total[r][p]);
+        const __m512 product = _mm512_fmadd_ps(code_sum[p], middle, _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r][p]), sa));
+        total[r][p] = _mm512_fmadd_ps(scale[p], product, total[r][p]);
       }
     }
     if (has_minimum) {

@@ -1,7 +1,9 @@
 // The quantized matmul in plain C++: the pattern the other variants follow.
 //
-// For every output, over the groups in order:  total += (sw * sa) * dot;  total += minimum * (sa * sum(codes of x))
-// where dot is the exact integer product of the two groups' codes. No variant adds in another order.
+// A weight is sw * c + minimum and an activation middle + sa * q, so a group of 32 adds
+//     sw * (sa * sum(c * q) + middle * sum(c)) + minimum * sum(middle + sa * q)
+// to its output, where sum(c * q) and sum(c) are exact integers. Groups are added in order, these two terms one after the
+// other. No variant adds in another order.
 #include "kernels.h"
 #include "numbers.h"
 
@@ -52,8 +54,10 @@ void matmul(const MatmulTask& task) {
         int32_t dot[kPanelWidth];
         (is_q4 ? dot_q4 : dot_q8)(codes + group * group_bytes, task.quantized.codes + x_at * kGroupSize, dot);
         for (int c = 0; c < kPanelWidth; ++c) {
-          const float scale = read(matrix.scale, is_half, w_at + c) * task.quantized.scale[x_at];
-          total[c] += static_cast<float>(dot[c]) * scale;
+          const float code_sum = static_cast<float>(matrix.code_sum.as<int16_t>()[w_at + c]);
+          const float product =
+              static_cast<float>(dot[c]) * task.quantized.scale[x_at] + code_sum * task.quantized.middle[x_at];
+          total[c] += read(matrix.scale, is_half, w_at + c) * product;
           if (has_minimum) total[c] += read(matrix.minimum, is_half, w_at + c) * task.quantized.sum[x_at];
         }
       }

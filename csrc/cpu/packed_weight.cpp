@@ -51,7 +51,7 @@ float element(const RowRef& ref, int column, int num_columns) {
 }
 
 // Codes of one panel; refs has 16 rows, those beyond N with no source.
-void pack_codes(WeightKind kind, const RowRef* refs, int num_columns, uint8_t* out) {
+void pack_codes(WeightKind kind, const RowRef* refs, int num_columns, uint8_t* out, int16_t* code_sum) {
   const int num_groups = num_columns / kGroupSize;
   const int group_bytes = kind == WeightKind::q4 ? kPanelWidth * kGroupSize / 2 : kPanelWidth * kGroupSize;
   for (int channel = 0; channel < kPanelWidth; ++channel) {
@@ -61,6 +61,9 @@ void pack_codes(WeightKind kind, const RowRef* refs, int num_columns, uint8_t* o
     for (int group = 0; group < num_groups; ++group) {
       const uint8_t* in = codes + group * kGroupSize;
       uint8_t* panel = out + static_cast<size_t>(group) * group_bytes + channel * 4;
+      int sum = 0;
+      for (int i = 0; i < kGroupSize; ++i) sum += kind == WeightKind::q4 ? in[i] & 15 : static_cast<int8_t>(in[i]);
+      code_sum[group * kPanelWidth + channel] = static_cast<int16_t>(sum);
       uint32_t quads[8];
       std::memcpy(quads, in, kGroupSize);
       if (kind == WeightKind::q4) {
@@ -136,7 +139,8 @@ void pack_panels(void* context, int task, int) {
     const size_t at = static_cast<size_t>(panel) * kPanelWidth;
     if (matrix.kind == WeightKind::q4 || matrix.kind == WeightKind::q8) {
       const size_t panel_bytes = matrix.values.size() / matrix.num_panels;
-      pack_codes(matrix.kind, refs, matrix.num_columns, matrix.values.as<uint8_t>() + panel * panel_bytes);
+      pack_codes(matrix.kind, refs, matrix.num_columns, matrix.values.as<uint8_t>() + panel * panel_bytes,
+                 matrix.code_sum.as<int16_t>() + at * matrix.num_groups());
       const size_t float_offset = at * matrix.num_groups() * (matrix.has_half_scales ? 2 : 4);
       pack_group_floats(refs, matrix.num_groups(), false, matrix.has_half_scales,
                         matrix.scale.as<char>() + float_offset);
@@ -175,7 +179,7 @@ bool pack(Workers& workers, const std::vector<WeightSource>& sources, int num_co
   if (is_quantized) {
     const size_t float_bytes = channels * num_groups * (out.has_half_scales ? 2 : 4);
     if (!out.values.allocate(channels * num_columns / (kind == WeightKind::q4 ? 2 : 1)) ||
-        !out.scale.allocate(float_bytes) || (has_minimum && !out.minimum.allocate(float_bytes))) {
+        !out.scale.allocate(float_bytes) || !out.code_sum.allocate(channels * num_groups * 2) || (has_minimum && !out.minimum.allocate(float_bytes))) {
       return false;
     }
   } else if (!out.values.allocate(channels * num_columns * item_size(kind))) {

@@ -46,6 +46,7 @@ class Buffer {
 // q4:  codes [num_panels][K / 32][4][16 channels][4 inputs] uint8: of the 8 quads of inputs of a group, quad j is the
 //      low half of byte row j and quad j + 4 its high half
 // scale, minimum:  [num_panels][K / 32][16], half when every one of them is exactly a half, else float
+// code_sum:  [num_panels][K / 32][16] int16, the sum of the 32 codes (of q8: before the 128 is added)
 //
 // A row of 64 bytes (16 channels x 4 inputs) is one operand of a dot-product instruction with 16 lanes, two of AVX2's,
 // and a row of an AMX tile.
@@ -58,9 +59,10 @@ struct PackedMatrix {
   Buffer values;   // or codes
   Buffer scale;    // q4 and q8
   Buffer minimum;  // may be empty: zero
+  Buffer code_sum;  // q4 and q8
 
   int num_groups() const { return num_columns / kGroupSize; }
-  size_t num_bytes() const { return values.size() + scale.size() + minimum.size(); }
+  size_t num_bytes() const { return values.size() + scale.size() + minimum.size() + code_sum.size(); }
 };
 
 // One matrix of a checkpoint, row-major. Exactly one of the pointers of its kind is set.

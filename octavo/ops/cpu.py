@@ -3,8 +3,8 @@
 Each method hands its arrays on; shapes, dtypes and indexes are checked by the binding. Which instruction set the
 kernels use is chosen when a CpuOps is made: the best this machine has, or what OCTAVO_ISA says.
 
-Quantized weights quantize the activations too: to 8 bits, symmetric, one scale a row and group of 32. KV memory has a
-layout of its own, which only the kernels know.
+Quantized weights quantize the activations too: to 8 bits, with a scale and a middle for each row and group of 32. KV
+memory has a layout of its own, which only the kernels know.
 
 Imports NumPy, the interface and `octavo._cpu` only.
 """

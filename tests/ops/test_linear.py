@@ -18,9 +18,9 @@ def product_bound(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def quantization_bound(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Half a step of 8 bits for each x, the step being its group's largest magnitude / 127; all errors one way."""
-    grouped = np.abs(x).reshape(len(x), -1, 32)
-    steps = np.repeat(grouped.max(-1) / 127, 32, axis=1)
+    """Half a step of 8 bits for each x, the step being its group's range / 254; all errors one way."""
+    grouped = x.reshape(len(x), -1, 32)
+    steps = np.repeat((grouped.max(-1) - grouped.min(-1)) / 254, 32, axis=1)
     return 0.5 * steps.astype(np.float64) @ np.abs(weight).astype(np.float64).T
 
 
@@ -188,8 +188,8 @@ def test_no_rows_give_no_rows(cpu):
 
 def test_num_bytes_counts_what_is_kept(cpu):
     rng = np.random.default_rng(14)
-    codes_and_scales = 64 * 128 // 2 + 2 * 64 * 4 * 2
-    assert cpu.pack_weight([quantized(rng, 64, 128, 4)]).num_bytes == codes_and_scales
+    codes_scales_and_sums = 64 * 128 // 2 + 3 * 64 * 4 * 2
+    assert cpu.pack_weight([quantized(rng, 64, 128, 4)]).num_bytes == codes_scales_and_sums
     assert cpu.pack_weight([np.ones((64, 128), np.float16)]).num_bytes == 64 * 128 * 2
 
 
