@@ -51,9 +51,27 @@ class ChatEndpoint(GeneratingEndpoint):
                 "This model has no chat template, so it cannot take messages; send a prompt to /v1/completions.",
                 param="messages",
             )
-        if sum(len(message["content"]) for message in messages) > LONG_TEXT_CHARS:
+        num_chars = sum(len(message["content"]) for message in messages)
+        if num_chars > LONG_TEXT_CHARS:
+            check_text_length(self.engine, num_chars, "messages")
             return await asyncio.to_thread(encode_chat, tokenizer, template, messages, add_generation_prompt=True)
         return encode_chat(tokenizer, template, messages, add_generation_prompt=True)
+
+
+def check_text_length(engine: ServingEngine, num_chars: int, param: str) -> None:
+    """Refuse what cannot fit before it is tokenized: that costs a second for every megabyte, and everybody's.
+
+    Raises InvalidRequestError.
+    """
+    max_model_len = engine.info.max_model_len
+    if num_chars > max_model_len * engine.tokenizer.longest_token_chars:
+        raise InvalidRequestError(
+            f"The {param} has {num_chars} characters, more than {max_model_len} tokens can hold, which is "
+            "max_model_len for prompt and answer together; shorten it.",
+            param=param,
+            value=num_chars,
+            code="context_length_exceeded",
+        )
 
 
 class ChatFormat(AnswerFormat):

@@ -8,7 +8,7 @@ from typing import Any
 from octavo.engine.outputs import CompletionDelta
 from octavo.server.answer import AnswerFormat, Choice, encode_json, encode_reasons
 from octavo.server.api import ServingEngine
-from octavo.server.chat import LONG_TEXT_CHARS
+from octavo.server.chat import LONG_TEXT_CHARS, check_text_length
 from octavo.server.endpoint import GeneratingEndpoint, unix_time
 from octavo.server.generation import Generation
 from octavo.server.logprobs import CompletionLogprobs
@@ -41,6 +41,9 @@ class CompletionEndpoint(GeneratingEndpoint):
 
     async def _encode(self, prompts: list[str | list[int]]) -> list[list[int]]:
         if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG_TEXT_CHARS:
+            for number, prompt in enumerate(prompts):
+                param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+                check_text_length(self.engine, len(prompt) if isinstance(prompt, str) else 0, param)
             return await asyncio.to_thread(self._encode_now, prompts)
         return self._encode_now(prompts)
 

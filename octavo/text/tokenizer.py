@@ -7,6 +7,7 @@ whole.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,6 +113,12 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
+
+    @functools.cached_property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters of a text than this."""
+        # Byte-level spellings have a character for each byte, so for them it is rather too large.
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token in the vocabulary's own spelling."""

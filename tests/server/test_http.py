@@ -226,3 +226,20 @@ async def test_many_streams_at_once_are_all_whole(serving: Serving) -> None:
     async with serving(engine) as client:
         texts = await asyncio.gather(*(one(client) for _ in range(64)))
     assert all(text.count('"finish_reason":"stop"') == 1 and text.endswith("data: [DONE]\n\n") for text in texts)
+
+
+async def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine()
+
+    def encode(*args: Any, **kwargs: Any) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    text = "x" * (engine.info.max_model_len * engine.tokenizer.longest_token_chars + 8193)
+    async with serving(engine) as client:
+        plain = await client.post(COMPLETIONS, json={"prompt": ["x", text]})
+        chat = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": text}]})
+    assert check_error(plain, 400)["param"] == "prompt[1]"
+    assert check_error(chat, 400)["code"] == "context_length_exceeded"
