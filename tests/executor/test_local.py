@@ -201,7 +201,7 @@ def test_load_reports_what_it_did(tmp_path: Path) -> None:
     )
     report = executor.report
     assert report.architecture == "llama"
-    assert report.served_model_names == ("tiny",)
+    assert report.served_model_names[0] == "tiny"
     shapes = type(executor.model).parameter_shapes(executor.model_config).values()
     assert report.num_parameters == sum(math.prod(shape) for shape in shapes)
     assert report.weights_bytes == report.ledger.get_bytes("weights") > 4 * report.num_parameters
