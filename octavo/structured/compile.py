@@ -28,14 +28,14 @@ MAX_CHOICES_LENGTH = 64 * 1024
 # cannot fill its answer with white space.
 WHITESPACE = r"( |\n {0,16})"
 
-# Every token that continues the text is allowed, not only the longest: then the tokenizer is not needed.
-_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+# Every token that continues the text is allowed, not only the longest: then the tokenizer is not needed. It stands
+# last, so that line numbers in messages are those of the user's grammar.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
-# For JSON strings of the compiler; a model writes other characters as they are.
 _JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}
 
 LIMITS = LLParserLimits(
-    max_items_in_row=1000,
+    max_items_in_row=3000,
     initial_lexer_fuel=400_000,
     step_lexer_fuel=100_000,
     step_max_items=30_000,
@@ -45,8 +45,11 @@ LIMITS = LLParserLimits(
 )
 
 _CACHE_SIZE = 256
+_NUM_TRIED_BYTES = 32
+_PRINTABLE = sum(1 << byte for byte in range(0x21, 0x100))
+_MAX_MESSAGE_LENGTH = 300
+_NOISE = re.compile(r"<non-verbose/>|failed to compile JSON schema: |^at \d+\(\d+\): (?=failed|invalid regex)")
 _IGNORED_ATTRIBUTE = re.compile(r"\[[^\]\"\n]*\b(temperature|max_tokens|capture)\b[^\]\"\n]*\]")
-_SPECIAL_TOKEN = re.compile(r"<\|?[\w\-./\[\]^*, ]+\|?>")
 _DIRECTIVE = re.compile(r"^\s*%llguidance\b", re.MULTILINE)
 _STRING_OR_REGEX = re.compile(r'"(\\.|[^"\\\n])*"i?|/(\\.|[^/\\\n])+/[a-z]*|//[^\n]*')
 
@@ -68,14 +71,22 @@ def _find_fault(spec: GrammarSpec, param: str) -> str | None:
         text = grammar_text(spec, param)
     except InvalidRequestError as error:
         return error.message
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, _byte_tokenizer(), limits=LIMITS)
+    _, messages = LLMatcher.validate_grammar_with_warnings(text, _byte_tokenizer(), limits=LIMITS)
     if messages:
         return explain(spec, messages[0])
-    matcher = LLMatcher(_byte_tokenizer(), text, log_level=0, limits=LIMITS)
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        return explain(spec, matcher.get_error())
-    return None
+    message = _try_out(LLMatcher(_byte_tokenizer(), text, log_level=0, limits=LIMITS))
+    return None if message is None else explain(spec, message)
+
+
+def _try_out(matcher: LLMatcher) -> str | None:
+    """Go a few bytes into the text: some faults show only where a mask is computed."""
+    for _ in range(_NUM_TRIED_BYTES):
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & _PRINTABLE
+        if matcher.is_error():
+            return matcher.get_error()
+        if not allowed or not matcher.consume_token((allowed & -allowed).bit_length() - 1):
+            break
+    return matcher.get_error() or None
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
@@ -99,21 +110,29 @@ def grammar_text(spec: GrammarSpec, param: str = "response_format") -> str:
         lark = _user_lark(spec.text, param)
     else:
         raise _invalid(f"There is no grammar of the kind {spec.kind!r}.", param)
-    return LLMatcher.grammar_from_lark(_NO_FORCING + lark)
+    return LLMatcher.grammar_from_lark(lark + _NO_FORCING)
 
 
 def explain(spec: GrammarSpec, message: str) -> str:
     """The library's message as a sentence."""
-    message = " ".join(message.replace("<non-verbose/>", "").split())[:500].rstrip(".")
+    message = " ".join(_NOISE.sub("", message.split("\n   1 | ")[0]).split()).rstrip(".")
+    if len(message) > _MAX_MESSAGE_LENGTH:
+        message = message[:_MAX_MESSAGE_LENGTH] + "..."
     if "oneOf constraints are not supported" in message:
         message = "it cannot be shown that the branches of a oneOf exclude each other; use anyOf"
     elif "NoExtension" in message:
         message = "no text satisfies it"
-    elif re.search(r"fuel|too (big|large|many)|Too many|too complex|limit", message):
+    elif is_limit(message):
         message = f"it is too large or too complex ({message})"
     return f"{_NAMES.get(spec.kind, 'The grammar')} cannot be used: {message}."
 
 
+def is_limit(message: str) -> bool:
+    """The library gave up at one of its limits."""
+    return _LIMIT.search(message) is not None
+
+
+_LIMIT = re.compile(r"fuel|too (big|large|many)|Too many|too complex|limit|max is")
 _NAMES = {
     "json_schema": "The JSON schema",
     "json_object": "The JSON object",
@@ -153,6 +172,9 @@ def _user_lark(text: str, param: str) -> str:
     bare = _STRING_OR_REGEX.sub('""', text)
     if _DIRECTIVE.search(bare):
         raise _invalid("The grammar sets options with %llguidance, which is not supported.", param)
+    if "<" in bare:
+        # The API process has no vocabulary to look them up in, and generated text holds no control tokens.
+        raise _invalid("The grammar names tokens in angle brackets, which is not supported.", param)
     attribute = _IGNORED_ATTRIBUTE.search(bare)
     if attribute is not None:
         raise _invalid(f"The grammar uses {attribute[1]!r} in {attribute[0]}, which is not supported.", param)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from octavo.core.interfaces import Grammar, GrammarSpec
 from octavo.errors import InvalidRequestError, RequestFailedError
-from octavo.structured.compile import LIMITS, explain, grammar_text
+from octavo.structured.compile import LIMITS, explain, grammar_text, is_limit
 from octavo.structured.digit_cap import DigitCap, DigitMasks
 from octavo.structured.vocabulary import Vocabulary
 
@@ -44,8 +44,11 @@ class TokenGrammar:
         self._finish_mask(mask)
 
     def accept(self, token_id: int) -> None:
+        """Raises ValueError for a token that the mask did not allow, RequestFailedError as `write_mask` does."""
         if not self._matcher.consume_token(token_id):
             message = self._matcher.get_error()
+            if is_limit(message):
+                raise RequestFailedError(explain(self.spec, message), code="grammar_failed")
             raise ValueError(f"token {token_id} was not allowed by the {self.spec.kind} grammar: {message[:300]}")
         if self._digit_cap is not None:
             self._digit_cap.accept(self._tokens[token_id])
@@ -153,7 +156,7 @@ class _Tables:
         self.tokens = vocabulary.tokens()
         self.digit_masks = DigitMasks(self.tokens, vocabulary.vocab_size)
         self.tokenizer = LLTokenizer(
-            _TokenizerForLibrary(self.tokens, vocabulary),
+            cast(Any, _TokenizerForLibrary(self.tokens, vocabulary)),
             n_vocab=vocabulary.vocab_size,
             eos_token=list(vocabulary.eos_token_ids),
         )

@@ -1,11 +1,11 @@
 """Reads a JSON schema (draft 2020-12) and writes it anew with only what the compiler enforces exactly.
 
-The compiler of llguidance lets keywords through that it does not know, takes a schema's own word for its options and may
-run for ever on a hostile number. So nothing reaches it that was not understood here: every keyword is enforced, an
+The compiler of llguidance lets keywords through that it does not know, takes a schema's own word for its options and
+may run for ever on a hostile number. So nothing reaches it that was not understood here: every keyword is enforced, an
 annotation, or refused by name and path.
 
-Known departures, all of them stricter than the standard, so that what is generated is valid:
-properties come in the schema's order; formats are enforced (see `formats`); an integer lies within +-(2**53 - 1).
+Known departures, all of them stricter than the standard, so that what is generated is valid: properties come in the
+schema's order, formats are enforced (see `formats`), and what stands beside a $ref holds as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MAX_ENUM_VALUES = 4000  # in all enums together
 MAX_REFERENCES = 200  # different targets of $ref
 MAX_PATTERN_LENGTH = 2000
 MAX_COUNT = 100_000  # minLength, maxItems and the like
-MAX_MULTIPLE_DIGITS = 4  # of multipleOf, before and after the point together
+MAX_MULTIPLE_DIGITS = 4  # of multipleOf, before the point and after it
+MAX_MULTIPLE = 4096  # of multipleOf without its point; the automaton has a state for every remainder
 MAX_EXACT_INTEGER = 2**53 - 1
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -96,6 +97,7 @@ class _SchemaReader:
                 self._check_unknown(keyword, value, path)
         self._check_counts(found, path)
         self._bound_numbers(found, path)
+        self._bound_multiples(found)
         if extra:
             found["allOf"] = [*found.get("allOf", []), *extra]
         return found
@@ -211,8 +213,11 @@ class _SchemaReader:
         exponent = int(digits.exponent)
         if value <= 0:
             self._refuse(path, f"it is {value}; it must be above 0")
-        if max(len(digits.digits) + max(exponent, 0), -exponent) > MAX_MULTIPLE_DIGITS:
-            self._refuse(path, f"it is {value}; supported are numbers of at most {MAX_MULTIPLE_DIGITS} digits")
+        coefficient = int("".join(map(str, digits.digits)))
+        if max(len(digits.digits) + max(exponent, 0), -exponent) > MAX_MULTIPLE_DIGITS or coefficient > MAX_MULTIPLE:
+            self._refuse(
+                path, f"it is {value}; supported are {MAX_MULTIPLE_DIGITS} digits that make at most {MAX_MULTIPLE}"
+            )
         self._multiples.add(value)
         if len(self._multiples) > 1 and any(left % right for left in self._multiples for right in self._multiples):
             # Where two meet in one number, the compiler multiplies them in 32 bits.
@@ -255,6 +260,9 @@ class _SchemaReader:
             self._refuse(path, f"the value nests deeper than {MAX_DEPTH} levels")
         if isinstance(value, float) and not math.isfinite(value):
             self._refuse(path, "the number is too large")
+        if isinstance(value, int) and abs(value) > MAX_EXACT_INTEGER:
+            # The compiler reads numbers as doubles and would write another one.
+            self._refuse(path, f"{value} is beyond the exact integers; the limit is {MAX_EXACT_INTEGER}")
         if isinstance(value, list):
             for index, entry in enumerate(value):
                 self._check_value(entry, f"{path}/{index}", depth + 1)
@@ -273,7 +281,7 @@ class _SchemaReader:
             )
 
     def _bound_numbers(self, found: dict[str, Any], path: str) -> None:
-        """Bounds that no exact number reaches are the largest exact ones; integers get bounds, so that they end."""
+        """A bound beyond the exact integers becomes the largest of them; the compiler's arithmetic would overflow."""
         for keyword, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
             if keyword in found and abs(found[keyword]) > MAX_EXACT_INTEGER:
                 if found[keyword] * sign < 0:
@@ -281,11 +289,15 @@ class _SchemaReader:
                         f"{path}/{keyword}", f"it is {found[keyword]}; the limit is {-sign * MAX_EXACT_INTEGER}"
                     )
                 found[keyword] = sign * MAX_EXACT_INTEGER
-        if found.get("type") == "integer":
-            if "minimum" not in found and "exclusiveMinimum" not in found:
-                found["minimum"] = -MAX_EXACT_INTEGER
-            if "maximum" not in found and "exclusiveMaximum" not in found:
-                found["maximum"] = MAX_EXACT_INTEGER
+
+    def _bound_multiples(self, found: dict[str, Any]) -> None:
+        """A multiple of 997 is met once in a thousand digits: without a bound, a number might not end."""
+        if "multipleOf" not in found or found.get("type") not in ("integer", "number"):
+            return
+        if "minimum" not in found and "exclusiveMinimum" not in found:
+            found["minimum"] = -_MAX_MULTIPLE
+        if "maximum" not in found and "exclusiveMaximum" not in found:
+            found["maximum"] = _MAX_MULTIPLE
 
     def _refuse(self, path: str, rule: str) -> NoReturn:
         raise InvalidRequestError(
@@ -293,6 +305,7 @@ class _SchemaReader:
         )
 
 
+_MAX_MULTIPLE = 999_999_999
 _NO_STRING = {"type": ["null", "boolean", "number", "array", "object"]}
 
 _READERS: dict[str, Callable[[_SchemaReader, Any, str, int], Any]] = {

@@ -1,4 +1,7 @@
-"""A tokenizer's tokens as plain bytes, in a form that crosses a process boundary: the engine process has no tokenizer."""
+"""A tokenizer's tokens as plain bytes, in a form that crosses a process boundary.
+
+The engine process has no tokenizer of its own.
+"""
 
 from __future__ import annotations
 
