@@ -16,6 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from octavo.core.interfaces import GrammarSpec
 from octavo.errors import InvalidRequestError
 from octavo.structured.json_text import read_json
+from octavo.structured.large_stack import run_on_large_stack
 from octavo.structured.schema import normalize_schema
 
 MAX_TEXT_BYTES = 256 * 1024
@@ -71,10 +72,9 @@ def _find_fault(spec: GrammarSpec, param: str) -> str | None:
         text = grammar_text(spec, param)
     except InvalidRequestError as error:
         return error.message
-    _, messages = LLMatcher.validate_grammar_with_warnings(text, _byte_tokenizer(), limits=LIMITS)
-    if messages:
-        return explain(spec, messages[0])
-    message = _try_out(LLMatcher(_byte_tokenizer(), text, log_level=0, limits=LIMITS))
+    matcher = compile_grammar(text, _byte_tokenizer())
+    # A warning tells of something that is not enforced.
+    message = matcher.get_error() or next(iter(matcher.get_grammar_warnings()), None) or _try_out(matcher)
     return None if message is None else explain(spec, message)
 
 
@@ -111,6 +111,11 @@ def grammar_text(spec: GrammarSpec, param: str = "response_format") -> str:
     else:
         raise _invalid(f"There is no grammar of the kind {spec.kind!r}.", param)
     return LLMatcher.grammar_from_lark(lark + _NO_FORCING)
+
+
+def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Never raises: a matcher tells its error itself. text: of `grammar_text`"""
+    return run_on_large_stack(lambda: LLMatcher(tokenizer, text, log_level=0, limits=LIMITS))
 
 
 def explain(spec: GrammarSpec, message: str) -> str:

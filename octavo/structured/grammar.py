@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from octavo.core.interfaces import Grammar, GrammarSpec
 from octavo.errors import InvalidRequestError, RequestFailedError
-from octavo.structured.compile import LIMITS, explain, grammar_text, is_limit
+from octavo.structured.compile import compile_grammar, explain, grammar_text, is_limit
 from octavo.structured.digit_cap import DigitCap, DigitMasks
 from octavo.structured.vocabulary import Vocabulary
 
@@ -97,7 +97,7 @@ class TokenGrammarFactory:
     def _compile(self, spec: GrammarSpec, tokenizer: LLTokenizer) -> LLMatcher:
         found = self._compiled.get(spec)
         if found is None:
-            found = LLMatcher(tokenizer, grammar_text(spec), log_level=0, limits=LIMITS)
+            found = compile_grammar(grammar_text(spec), tokenizer)
             if found.is_error():
                 raise InvalidRequestError(
                     explain(spec, found.get_error()), param="response_format", code="invalid_grammar"

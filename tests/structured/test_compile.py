@@ -21,7 +21,7 @@ SEEDS = range(5)
 REGEXES = [
     r"[a-c]{3}\d+",
     r"(red|green|blue)(, (red|green|blue)){0,3}",
-    r"^[a-z_]+@[0-9]+\.com$",
+    r"^[a-z_]{1,9}@[0-9]{1,5}\.com$",
     r"[^\n\"]{1,10}",
     r"a/b\\c\t\"",
     "ďábelské|🌶+",
