@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
@@ -26,8 +27,12 @@ from octavo.text.tokenizer import Tokenizer
 # A template belongs to the model, but it is foreign code all the same. No real prompt is near this many characters.
 MAX_PROMPT_CHARACTERS = 32 * 1024 * 1024
 
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenizer", "template"})
+
 # Characters that nobody writes; they stand for the first character of a control marker while the template runs.
 _PLACEHOLDERS = range(0xF0000, 0xFFFFE)
+# And one for the end of a message that is to be continued.
+_END_MARKS = range(0x100000, 0x10FFFE)
 
 
 class ChatTemplate:
@@ -39,6 +44,7 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, str] | None = None):
         self.source = source
         self._variables = dict(variables or {})
+        self._names: frozenset[str] | None = None
         try:
             self._template = _environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -61,17 +67,42 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """The prompt's text, control markers written out.
 
+        add_generation_prompt:  the prompt ends with the opening of the assistant's turn; by default it does, unless
+                                the final message is continued
+        continue_final_message: the prompt ends with the final message's text, for the model to go on with
+        variables:              whatever else the template may ask for: tool_choice, enable_thinking, reasoning_effort
+
         Contents are brought to strings: None becomes "", text parts are joined with a newline. The arguments of tool
         calls, which the API sends as JSON text, are handed to the template as the objects that templates expect.
         Raises InvalidRequestError, with `messages` or one of them as param.
         """
-        return self._render(normalize_messages(messages), tools, add_generation_prompt, variables)
+        normal = self._normalize(messages)
+        end = _mark_end(normal, tools, variables) if continue_final_message else ""
+        text = self._render(normal, tools, _adds_prompt(add_generation_prompt, continue_final_message), variables)
+        return _cut_at(text, end)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that the template asks for, such as messages, tools, enable_thinking."""
+        if self._names is None:
+            self._names = frozenset(jinja2.meta.find_undeclared_variables(_environment.parse(self.source)))
+        return self._names
+
+    def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Also maps the role developer, OpenAI's newer word for system, where the template does not know it."""
+        normal = normalize_messages(messages)
+        if "developer" not in self.source:
+            for message in normal:
+                if message["role"] == "developer":
+                    message["role"] = "system"
+        return normal
 
     def _render(self, messages: Any, tools: Any, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
         names = {
@@ -105,24 +136,31 @@ def encode_chat(
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
     *,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **variables: Any,
 ) -> list[int]:
-    """The prompt's token ids. No BOS is added beside what the template prints.
+    """The prompt's token ids; the arguments are those of `ChatTemplate.render`.
+
+    No BOS is added beside what the template prints.
 
     Control markers inside messages, tools and variables are encoded as the text they are. To that end the first
     character of each is hidden while the template runs; the rendered text is cut at the real markers, and what lies
     between is encoded with the hidden characters back in place and marker recognition off.
     """
+    normal = template._normalize(messages)
+    end_mark = _mark_end(normal, tools, variables) if continue_final_message else ""
     request: dict[str, Any] = {
-        "messages": normalize_messages(messages),
+        "messages": normal,
         "tools": list(tools or ()),
         "variables": variables,
     }
     hider = _MarkerHider(tokenizer, _collect_strings(request))
     hidden = hider.hide(request)
-    rendered = template._render(hidden["messages"], hidden["tools"], add_generation_prompt, hidden["variables"])
+    adds_prompt = _adds_prompt(add_generation_prompt, continue_final_message)
+    rendered = template._render(hidden["messages"], hidden["tools"], adds_prompt, hidden["variables"])
+    rendered = _cut_at(rendered, end_mark)
     if hider.num_hidden == 0:
         return tokenizer.encode(rendered, add_special_tokens=False)
 
@@ -137,6 +175,21 @@ def encode_chat(
             token_ids.append(token_id)
         position = end
     return token_ids
+
+
+def check_template_variables(variables: Any, param: str = "chat_template_kwargs") -> dict[str, Any]:
+    """What a client hands to the template itself. Raises InvalidRequestError for names that have fields of their own."""
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping):
+        raise InvalidRequestError(f"{param} must be an object of names and values for the chat template.", param=param)
+    for name in variables:
+        if name in _RESERVED or name.endswith("_token"):
+            raise InvalidRequestError(
+                f"{param}.{name} cannot be set; the server gives the chat template this value itself.",
+                param=f"{param}.{name}",
+            )
+    return dict(variables)
 
 
 def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -155,6 +208,42 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
             copy["tool_calls"] = [_parse_tool_call(call) for call in copy["tool_calls"]]
         normal.append(copy)
     return normal
+
+
+def _adds_prompt(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
+    if add_generation_prompt and continue_final_message:
+        raise InvalidRequestError(
+            "add_generation_prompt and continue_final_message are both true, but the prompt can end in one way only; "
+            "set add_generation_prompt to false to continue the final message.",
+            param="continue_final_message",
+            value=True,
+        )
+    return not continue_final_message if add_generation_prompt is None else add_generation_prompt
+
+
+def _mark_end(messages: list[dict[str, Any]], tools: Any, variables: Mapping[str, Any]) -> str:
+    """Put a character that stands nowhere else at the end of the final message's text; it keeps the white space before
+    it from a template that strips."""
+    final = messages[-1]
+    if final["role"] not in ("assistant", "user", "system") or final.get("tool_calls") or not final["content"]:
+        raise InvalidRequestError(
+            "continue_final_message is true, but the final message has no text to go on with.",
+            param="continue_final_message",
+            value=True,
+        )
+    taken = set().union(*_collect_strings([messages, list(tools or ()), variables]))
+    end = next(chr(code) for code in _END_MARKS if chr(code) not in taken)
+    final["content"] += end
+    return end
+
+
+def _cut_at(text: str, end: str) -> str:
+    if not end:
+        return text
+    position = text.rfind(end)
+    if position < 0:
+        _refuse("The model's chat template does not write the final message's text, so it cannot be continued.")
+    return text[:position]
 
 
 def _join_content(content: Any, param: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from octavo.text.tokenizer import Tokenizer
 
@@ -17,11 +17,20 @@ class IncrementalDetokenizer:
     (then U+FFFD stands for it). Nothing else is held. Each token costs the same, however long the text is.
 
     is_continuation: the tokens go on from a prompt, so the first one keeps its leading space (see Tokenizer.decode)
+    shown_token_ids: special tokens that are written out although special tokens are skipped: markers that a parser of
+                     tool calls or reasoning must see
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, is_continuation: bool = False):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        is_continuation: bool = False,
+        shown_token_ids: Collection[int] = (),
+    ):
         self._tokenizer = tokenizer
         self._skips_special_tokens = skip_special_tokens
+        self._shown_token_ids = frozenset(shown_token_ids)
         self._strips_next_space = tokenizer.strips_leading_space and not is_continuation
         self._decoder = _new_utf8_decoder("replace")
 
@@ -29,7 +38,7 @@ class IncrementalDetokenizer:
         tokenizer = self._tokenizer
         pieces = []
         for token_id in token_ids:
-            if self._skips_special_tokens and tokenizer.is_special(token_id):
+            if self._skips_special_tokens and tokenizer.is_special(token_id) and token_id not in self._shown_token_ids:
                 continue
             piece = tokenizer.token_bytes(token_id)
             if self._strips_next_space and piece:

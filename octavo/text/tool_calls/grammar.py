@@ -3,14 +3,15 @@
     required, named   the answer is calls, from its first character to its end
     auto              any text, until a call begins: from there on it is a call of one of the tools
 
-Arguments follow each tool's schema. Keywords that the schema compiler does not know are refused for a strict tool, and
-let through for one that is not.
+Arguments follow each tool's schema. A schema that the compiler refuses is the client's fault for a strict tool; for
+others there is `follows_schemas`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from octavo.errors import InvalidRequestError
@@ -24,6 +25,7 @@ MAX_PARALLEL_CALLS = 16
 # The spacing that json.dumps writes, which models were trained on; and no room for endless white space.
 _SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _PLAIN_KEYS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
+_ANY: Mapping[str, Any] = {"type": "object"}
 _ANNOTATIONS = frozenset({"$schema", "$id", "title", "description", "default", "examples"})
 
 
@@ -35,6 +37,7 @@ def tool_grammar(
     marker_ids: Mapping[str, int] | None = None,
     reasoning: ReasoningMarkers | None = None,
     starts_inside_reasoning: bool = False,
+    follows_schemas: bool = True,
 ) -> tuple[str, str] | None:
     """("lark", text), or None where nothing is to be constrained.
 
@@ -42,13 +45,16 @@ def tool_grammar(
     parallel:   False allows one call, and ends with it
     marker_ids: ids of the markers that are single tokens, special or added, such as {"<tool_call>": 151657}
     reasoning:  the model thinks first; starts_inside_reasoning: the prompt has opened it
+    follows_schemas: False lets a tool that is not strict have any object as arguments: the way out when the compiler
+                     refuses its schema
     Raises InvalidRequestError for a strict tool whose schema the pythonic format cannot follow.
     """
     if not choice.may_call:
         return None
     if not choice.must_call and parallel and not any(tool.is_strict for tool in choice.tools):
         return None
-    writer = _WRITERS[get_format(format_name)](choice.tools, dict(marker_ids or {}))
+    tools = [tool if tool.is_strict or follows_schemas else replace(tool, parameters=_ANY) for tool in choice.tools]
+    writer = _WRITERS[get_format(format_name)](tools, dict(marker_ids or {}))
     is_single = choice.mode == "named" or not parallel
     rules = writer.forced_rules(is_single) if choice.must_call else writer.auto_rules(is_single)
     thinking = _thinking_rules(writer, reasoning, starts_inside_reasoning)
