@@ -178,7 +178,7 @@ def encode_chat(
 
 
 def check_template_variables(variables: Any, param: str = "chat_template_kwargs") -> dict[str, Any]:
-    """What a client hands to the template itself. Raises InvalidRequestError for names that have fields of their own."""
+    """What a client hands to the template itself. Raises InvalidRequestError for what is not the client's to set."""
     if variables is None:
         return {}
     if not isinstance(variables, Mapping):

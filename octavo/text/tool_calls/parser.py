@@ -4,8 +4,8 @@ A parser is a machine that sees one character at a time, so its answer cannot de
 chunks: streamed and not streamed are the same by construction.
 
     What becomes of the characters
-    - Text is passed on at once. Held back is only what may still become a call, and white space, which belongs to the
-      markup when a call follows.
+    - Text is passed on at once. Held back is only what may still become a call (it is let go with the character after
+      the one that decided, at the latest), and white space, which belongs to the markup when a call follows.
     - A call *starts* as soon as its name and the first character of its arguments are there. From then on it stays a
       call, and its arguments stream. When the output ends inside them they are what they are: cut off. Where they stop
       being JSON, they go on as they are up to the format's closing marker, or the end of the output.
@@ -261,6 +261,8 @@ class JsonCallParser(ToolCallParser):
         key = yield from self._string()
         if key is None:
             return False
+        if not is_marked and not reading.has_started and key not in ("name", "type", "id", *self.argument_keys):
+            return False
         yield from self._skip_space()
         if self._character != ":":
             return False
@@ -279,8 +281,6 @@ class JsonCallParser(ToolCallParser):
             return True
         if key in self.argument_keys and reading.arguments is None:
             return (yield from self._arguments(reading))
-        if not is_marked and key not in ("type", "id"):
-            return False
         return (yield from self._other_value())
 
     def _arguments(self, reading: _CallReading) -> Steps:

@@ -111,12 +111,14 @@ class PythonicParser(ToolCallParser):
         return name
 
     def _name(self) -> Steps:
-        letters = []
+        letters: list[str] = []
+        if self._character.isdigit():
+            return ""
         while self._character.isalnum() or (self._character and self._character in "_-."):
             letters.append(self._character)
             self._hold()
             yield
-        return "" if letters and letters[0].isdigit() else "".join(letters)
+        return "".join(letters)
 
     def _value(self, depth: int) -> Steps:
         """A literal, sent as JSON. False: there is none; what was looked at and not sent is held."""
@@ -179,24 +181,28 @@ class PythonicParser(ToolCallParser):
         yield
         while self._character:
             character = self._character
-            yield
             if character == quote:
                 self._send_arguments('"')
+                yield
                 return True
             if character != "\\":
                 self._send_arguments(json.dumps(character, ensure_ascii=False)[1:-1])
-            elif not (yield from self._escape()):
-                return False
+                yield
+            else:
+                yield
+                if not (yield from self._escape()):
+                    return False
         return False
 
     def _escape(self) -> Steps:
         kind = self._character
         if not kind:
             return False
-        yield
         if kind not in _HEX_LENGTHS:
             self._send_arguments(json.dumps(_ESCAPES.get(kind, kind), ensure_ascii=False)[1:-1])
+            yield
             return True
+        yield
         digits = ""
         while len(digits) < _HEX_LENGTHS[kind] and self._character and self._character in "0123456789abcdefABCDEF":
             digits += self._character
