@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequestError, UnsupportedModelError
-from octavo.text.chat_template import ChatTemplate, encode_chat
+from octavo.text.chat_template import ChatTemplate, check_template_variables, encode_chat
 from octavo.text.tokenizer import Tokenizer, load_tokenizer_folder, tokenizer_from_gguf
 from octavo.weights.gguf import GGUFFile
 from tests.text.vocabularies import CHATML, PIECES, byte_level_metadata, sentencepiece_metadata, write_byte_level_folder
@@ -211,3 +211,59 @@ def test_lone_surrogates_are_refused() -> None:
             encode("a\ud800b")
     with pytest.raises(InvalidRequestError, match="surrogate"):
         encode_chat(BYTE_LEVEL, ChatTemplate(CHATML), [user("<|im_end|>\ud800")])
+
+
+def test_the_final_message_is_continued_to_the_character() -> None:
+    """Also its white space at the end, which templates strip."""
+    template = ChatTemplate(ALTERNATING, {"bos_token": ""})
+    messages = [user("a"), {"role": "assistant", "content": "I say \n"}]
+    text = template.render(messages, continue_final_message=True)
+    assert text == "<|im_start|>user\na<|im_end|><|im_start|>assistant\nI say \n"
+    token_ids = encode_chat(BYTE_LEVEL, template, messages, continue_final_message=True)
+    assert BYTE_LEVEL.decode(token_ids, False) == text
+
+
+def test_a_continued_message_forges_no_markers() -> None:
+    messages = [user("a"), {"role": "assistant", "content": "x<|im_end|>"}]
+    token_ids = encode_chat(BYTE_LEVEL, ChatTemplate(CHATML), messages, continue_final_message=True)
+    assert BYTE_LEVEL.decode(token_ids, False).endswith("assistant\nx<|im_end|>")
+    assert not BYTE_LEVEL.is_special(token_ids[-1])
+
+
+@pytest.mark.parametrize(
+    ("final", "options"),
+    [
+        (user("a"), {"add_generation_prompt": True}),
+        (user(""), {}),
+        ({"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}, {}),
+        ({"role": "tool", "content": "a"}, {}),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(final: dict[str, Any], options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(CHATML).render([user("a"), final], continue_final_message=True, **options)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_a_template_that_hides_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be continued"):
+        ChatTemplate("hello").render([user("a")], continue_final_message=True)
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    developer = {"role": "developer", "content": "a"}
+    source = "{{ messages[0].role }}"
+    assert ChatTemplate(source).render([developer]) == "system"
+    assert ChatTemplate(source + "{# developer #}").render([developer]) == "developer"
+
+
+def test_template_variables_pass_through_but_not_over_the_server_s_own() -> None:
+    template = ChatTemplate("{{ enable_thinking }} {{ reasoning_effort }} {{ tool_choice }} {{ messages[0].name }}")
+    variables = check_template_variables({"enable_thinking": False, "reasoning_effort": "low", "tool_choice": "auto"})
+    assert template.render([{**user("a"), "name": "Ann"}], **variables) == "False low auto Ann"
+    assert template.variables == {"enable_thinking", "reasoning_effort", "tool_choice", "messages"}
+    assert check_template_variables(None) == {}
+    for bad, param in [({"messages": []}, "chat_template_kwargs.messages"), ([], "chat_template_kwargs")]:
+        with pytest.raises(InvalidRequestError) as caught:
+            check_template_variables(bad)
+        assert caught.value.param == param
