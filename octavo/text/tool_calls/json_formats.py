@@ -11,6 +11,8 @@ from octavo.text.tool_calls.parser import JsonCallParser, Steps
 class HermesParser(JsonCallParser):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one or more: Hermes, Qwen and their like."""
 
+    heads = "<"
+
     def _call(self) -> Steps:
         if self._character != "<":
             return (yield from self._plain())
@@ -24,6 +26,7 @@ class HermesParser(JsonCallParser):
 class Llama3JsonParser(JsonCallParser):
     """`{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or bare; several apart by `;` or white space."""
 
+    heads = "<{["
     separators = ";"
 
     def _call(self) -> Steps:
@@ -40,6 +43,7 @@ class Llama3JsonParser(JsonCallParser):
 class GenericJsonParser(JsonCallParser):
     """An object with a name and arguments, or a list of them; bare, in a code fence, or between `<tool_call>` tags."""
 
+    heads = "<`{["
     separators = ",;"
 
     def _call(self) -> Steps:
@@ -67,6 +71,8 @@ class MistralParser(JsonCallParser):
 
     Of the newer form also those with an id, `name[CALL_ID]id[ARGS]{...}`, and without a marker, `name{...}`.
     """
+
+    heads = "["
 
     def __init__(self, tool_names: Collection[str] | None = None, new_call_id: Callable[[], str] = new_mistral_call_id):
         super().__init__(tool_names, new_call_id)

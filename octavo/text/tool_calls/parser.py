@@ -16,7 +16,9 @@ chunks: streamed and not streamed are the same by construction.
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any
@@ -38,6 +40,8 @@ class ToolCallParser(ABC):
     new_call_id: makes the ids of calls
     """
 
+    # The characters that a call may begin with.
+    heads = "{["
     # Beside white space: what may stand between two calls.
     separators = ""
 
@@ -49,6 +53,7 @@ class ToolCallParser(ABC):
         self._num_calls = 0
         self._is_after_call = False
         self._is_finished = False
+        self._is_in_plain_text = False  # the machine waits between two characters of text, with nothing held
         self._closer: str | None = None  # the marker that closes what was opened last
         self._character = ""  # the one to be looked at; "" at the end of the output
         self._machine = self._run()
@@ -56,8 +61,16 @@ class ToolCallParser(ABC):
 
     def push(self, text: str) -> list[Event]:
         assert not self._is_finished, "pushed after the end"
-        for character in text:
-            self._character = character
+        position = 0
+        while position < len(text):
+            if self._is_in_plain_text:
+                run = _find_plain_run(self.heads, text, position)
+                if run > position:
+                    self._events.append(Content(text[position:run]))
+                    position = run
+                    continue
+            self._character = text[position]
+            position += 1
             next(self._machine)
         return self._take_events()
 
@@ -106,10 +119,12 @@ class ToolCallParser(ABC):
         """
 
     def _plain(self) -> Steps:
-        """The character is text."""
+        """The character is text, and so is what follows up to the next one that a call may begin with."""
         self._hold()
         self._release()
+        self._is_in_plain_text = True
         yield
+        self._is_in_plain_text = False
         return False
 
     def _literal(self, text: str) -> Steps:
@@ -184,6 +199,20 @@ class ToolCallParser(ABC):
             else:
                 self._send_arguments(self._character)
                 yield
+
+
+def _find_plain_run(heads: str, text: str, start: int) -> int:
+    """The end of the text from start on that is certainly content: no head of a call in it, no white space at its end.
+
+    The machine would say the same a character at a time; most text takes this way, many times as fast.
+    """
+    match = _plain_run(heads).match(text, start)
+    return match.end() if match else start
+
+
+@functools.lru_cache
+def _plain_run(heads: str) -> re.Pattern[str]:
+    return re.compile(rf"[^{re.escape(heads)}]*[^{re.escape(heads + WHITE_SPACE)}]")
 
 
 class JsonCallParser(ToolCallParser):

@@ -20,6 +20,7 @@ class PythonicParser(ToolCallParser):
     Positional arguments have no names that JSON could give them: such a call is content.
     """
 
+    heads = "<["
     separators = ","
 
     def _call(self) -> Steps:
