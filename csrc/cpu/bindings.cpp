@@ -19,6 +19,9 @@
 namespace nb = nanobind;
 
 namespace octavo {
+
+void register_machine_peak(nb::module_& module);  // machine_peak.cpp
+
 namespace {
 
 PyObject* shape_error = nullptr;
@@ -572,6 +575,7 @@ NB_MODULE(_cpu, module) {
   numpy_float32 = nb::object(numpy.attr("dtype")("float32")).release().ptr();
 
   module.def("runnable_isas", &runnable_isas);
+  register_machine_peak(module);
 
   nb::class_<Weight>(module, "Weight")
       .def_prop_ro("shape", [](const Weight& weight) { return nb::make_tuple(weight.num_rows, weight.num_columns); })

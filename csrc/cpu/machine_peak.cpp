@@ -1,0 +1,214 @@
+// What the machine can do at most, for `octavo bench kernels` to put the kernels' figures beside: bytes read from
+// memory, and multiply-adds in registers with the instructions that one instruction set's matmuls are made of.
+//
+// Each method does a known amount of work on all threads and returns how much; the caller takes the time. Multiply-adds
+// are written in assembly where there is a choice, so that no compiler finds a way around doing them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "isa.h"
+#include "threads.h"
+
+#ifdef OCTAVO_X86
+#include <immintrin.h>
+#endif
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+constexpr int kAccumulators = 12;  // independent chains: more than latency times instructions a cycle
+constexpr int kTasksPerThread = 8;
+// Never read; results go here so that they count as used.
+volatile int64_t sink;
+
+struct PeakLoops {
+  int integer_operations;  // multiplications and additions of one round, over all accumulators
+  int float_operations;
+  void (*integer)(int64_t num_rounds);
+  void (*floating)(int64_t num_rounds);
+};
+
+// --- plain vectors of 16 bytes, what a compiler makes of portable code --------------------------------------------
+
+typedef int16_t short8 __attribute__((vector_size(16)));
+typedef float float4 __attribute__((vector_size(16)));
+
+template <class Vector>
+void multiply_add_plain(int64_t num_rounds) {
+  Vector sums[kAccumulators] = {}, a = {}, b = {};
+  for (int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kAccumulators; ++i) {
+#ifdef OCTAVO_X86
+      asm volatile("" : "+x"(a));
+#else
+      asm volatile("" : "+w"(a));
+#endif
+      sums[i] += a * b;
+    }
+  }
+  for (const Vector& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
+}
+
+const PeakLoops kPlain = {kAccumulators * 8 * 2, kAccumulators * 4 * 2, multiply_add_plain<short8>,
+                          multiply_add_plain<float4>};
+
+#ifdef OCTAVO_X86
+
+// --- AVX2: pairs of bytes multiplied and added into 16 bits, sums in 16 bits ---------------------------------------
+
+__attribute__((target("avx2,fma"))) void multiply_add_bytes_avx2(int64_t num_rounds) {
+  __m256i sums[kAccumulators];
+  for (__m256i& sum : sums) sum = _mm256_setzero_si256();
+  const __m256i a = _mm256_set1_epi8(1), b = _mm256_setzero_si256();
+  for (int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kAccumulators; ++i) {
+      __m256i product;
+      asm volatile("vpmaddubsw %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
+      sums[i] = _mm256_add_epi16(sums[i], product);
+    }
+  }
+  for (const __m256i& sum : sums) sink = sink + _mm256_extract_epi32(sum, 0);
+}
+
+__attribute__((target("avx2,fma"))) void multiply_add_floats_avx2(int64_t num_rounds) {
+  __m256 sums[kAccumulators];
+  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  const __m256 a = _mm256_setzero_ps(), b = _mm256_setzero_ps();
+  for (int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kAccumulators; ++i) asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sums[i]) : "x"(a), "x"(b));
+  }
+  for (const __m256& sum : sums) sink = sink + static_cast<int64_t>(_mm256_cvtss_f32(sum));
+}
+
+const PeakLoops kAvx2 = {kAccumulators * 32 * 2, kAccumulators * 8 * 2, multiply_add_bytes_avx2,
+                         multiply_add_floats_avx2};
+
+// --- AVX-512 VNNI: four bytes multiplied and added into 32 bits, one instruction -----------------------------------
+
+__attribute__((target("avx512f,avx512vnni"))) void multiply_add_bytes_avx512(int64_t num_rounds) {
+  __m512i sums[kAccumulators];
+  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
+  const __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_setzero_si512();
+  for (int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kAccumulators; ++i) asm volatile("vpdpbusd %2, %1, %0" : "+v"(sums[i]) : "v"(a), "v"(b));
+  }
+  for (const __m512i& sum : sums) sink = sink + _mm_cvtsi128_si32(_mm512_castsi512_si128(sum));
+}
+
+__attribute__((target("avx512f,avx512vnni"))) void multiply_add_floats_avx512(int64_t num_rounds) {
+  __m512 sums[kAccumulators];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  const __m512 a = _mm512_setzero_ps(), b = _mm512_setzero_ps();
+  for (int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kAccumulators; ++i) asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sums[i]) : "v"(a), "v"(b));
+  }
+  for (const __m512& sum : sums) sink = sink + static_cast<int64_t>(_mm512_cvtss_f32(sum));
+}
+
+const PeakLoops kAvx512 = {kAccumulators * 64 * 2, kAccumulators * 16 * 2, multiply_add_bytes_avx512,
+                           multiply_add_floats_avx512};
+
+#endif
+
+const PeakLoops& loops_of(const std::string& isa) {
+  for (const Kernels* const* each = compiled_kernels(); *each != nullptr; ++each) {
+    if (isa != (*each)->name) continue;
+    if (!can_run(**each)) break;
+#ifdef OCTAVO_X86
+    if (isa == "avx512vnni") return kAvx512;
+    if (isa == "avx2") return kAvx2;
+#endif
+    return kPlain;
+  }
+  throw nb::value_error(("no such kernels on this machine: " + isa).c_str());
+}
+
+class MachinePeak {
+ public:
+  MachinePeak(const std::string& isa, int num_threads) : loops_(loops_of(isa)), pool_(num_threads) {}
+
+  // Reads every byte of a contiguous buffer once; returns how many.
+  int64_t read(nb::handle array) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    struct Job {
+      const char* data;
+      int64_t num_words, num_tasks;
+    } job{static_cast<const char*>(buffer.buf), buffer.len / 8, pool_.num_threads() * kTasksPerThread};
+    {
+      nb::gil_scoped_release released;
+      pool_.run(
+          static_cast<int>(job.num_tasks),
+          [](void* context, int index, int) {
+            const Job& some = *static_cast<Job*>(context);
+            const int64_t begin = some.num_words * index / some.num_tasks;
+            const int64_t end = some.num_words * (index + 1) / some.num_tasks;
+            uint64_t sums[8] = {};
+            int64_t at = begin;
+            for (; at + 8 <= end; at += 8) {
+              uint64_t words[8];
+              std::memcpy(words, some.data + at * 8, sizeof words);
+              for (int i = 0; i < 8; ++i) sums[i] += words[i];
+            }
+            for (; at < end; ++at) {
+              uint64_t word;
+              std::memcpy(&word, some.data + at * 8, 8);
+              sums[0] += word;
+            }
+            uint64_t total = 0;
+            for (uint64_t sum : sums) total += sum;
+            sink = sink + static_cast<int64_t>(total);
+          },
+          &job);
+    }
+    const int64_t num_bytes = job.num_words * 8;
+    PyBuffer_Release(&buffer);
+    return num_bytes;
+  }
+
+  // Returns the number of multiplications and additions done.
+  int64_t integer_operations(int64_t num_rounds) { return multiply(loops_.integer, loops_.integer_operations, num_rounds); }
+  int64_t float_operations(int64_t num_rounds) { return multiply(loops_.floating, loops_.float_operations, num_rounds); }
+
+ private:
+  int64_t multiply(void (*loop)(int64_t), int operations_per_round, int64_t num_rounds) {
+    struct Job {
+      void (*loop)(int64_t);
+      int64_t num_rounds;
+    } job{loop, num_rounds};
+    const int num_tasks = pool_.num_threads() * kTasksPerThread;
+    {
+      nb::gil_scoped_release released;
+      pool_.run(
+          num_tasks, [](void* context, int, int) { static_cast<Job*>(context)->loop(static_cast<Job*>(context)->num_rounds); },
+          &job);
+    }
+    return num_tasks * num_rounds * operations_per_round;
+  }
+
+  const PeakLoops& loops_;
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+void register_machine_peak(nb::module_& module) {
+  nb::class_<MachinePeak>(module, "MachinePeak")
+      .def(nb::init<const std::string&, int>(), nb::arg("isa"), nb::arg("num_threads"))
+      .def("read", &MachinePeak::read, nb::arg("array"))
+      .def("integer_operations", &MachinePeak::integer_operations, nb::arg("num_rounds"))
+      .def("float_operations", &MachinePeak::float_operations, nb::arg("num_rounds"));
+}
+
+}  // namespace octavo
