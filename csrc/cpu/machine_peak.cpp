@@ -46,9 +46,9 @@ void multiply_add_plain(int64_t num_rounds) {
 #pragma GCC unroll 12
     for (int i = 0; i < kAccumulators; ++i) {
 #ifdef OCTAVO_X86
-      asm volatile("" : "+x"(a));
+      asm volatile("" : "+x"(a), "+x"(b));
 #else
-      asm volatile("" : "+w"(a));
+      asm volatile("" : "+w"(a), "+w"(b));
 #endif
       sums[i] += a * b;
     }
@@ -75,7 +75,7 @@ __attribute__((target("avx2,fma"))) void multiply_add_bytes_avx2(int64_t num_rou
       sums[i] = _mm256_add_epi16(sums[i], product);
     }
   }
-  for (const __m256i& sum : sums) sink = sink + _mm256_extract_epi32(sum, 0);
+  for (const __m256i& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 __attribute__((target("avx2,fma"))) void multiply_add_floats_avx2(int64_t num_rounds) {
@@ -86,7 +86,7 @@ __attribute__((target("avx2,fma"))) void multiply_add_floats_avx2(int64_t num_ro
 #pragma GCC unroll 12
     for (int i = 0; i < kAccumulators; ++i) asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sums[i]) : "x"(a), "x"(b));
   }
-  for (const __m256& sum : sums) sink = sink + static_cast<int64_t>(_mm256_cvtss_f32(sum));
+  for (const __m256& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 const PeakLoops kAvx2 = {kAccumulators * 32 * 2, kAccumulators * 8 * 2, multiply_add_bytes_avx2,
@@ -102,7 +102,7 @@ __attribute__((target("avx512f,avx512vnni"))) void multiply_add_bytes_avx512(int
 #pragma GCC unroll 12
     for (int i = 0; i < kAccumulators; ++i) asm volatile("vpdpbusd %2, %1, %0" : "+v"(sums[i]) : "v"(a), "v"(b));
   }
-  for (const __m512i& sum : sums) sink = sink + _mm_cvtsi128_si32(_mm512_castsi512_si128(sum));
+  for (const __m512i& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 __attribute__((target("avx512f,avx512vnni"))) void multiply_add_floats_avx512(int64_t num_rounds) {
@@ -113,7 +113,7 @@ __attribute__((target("avx512f,avx512vnni"))) void multiply_add_floats_avx512(in
 #pragma GCC unroll 12
     for (int i = 0; i < kAccumulators; ++i) asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sums[i]) : "v"(a), "v"(b));
   }
-  for (const __m512& sum : sums) sink = sink + static_cast<int64_t>(_mm512_cvtss_f32(sum));
+  for (const __m512& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 const PeakLoops kAvx512 = {kAccumulators * 64 * 2, kAccumulators * 16 * 2, multiply_add_bytes_avx512,
