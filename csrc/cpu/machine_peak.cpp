@@ -13,6 +13,8 @@
 #include "isa.h"
 #include "threads.h"
 
+#include <initializer_list>
+
 #ifdef OCTAVO_X86
 #include <immintrin.h>
 #endif
@@ -22,7 +24,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-constexpr int kAccumulators = 12;  // independent chains: more than latency times instructions a cycle
+constexpr int kAccumulators = 10;  // independent chains: as many as latency times instructions a cycle
 constexpr int kTasksPerThread = 8;
 // Never read; results go here so that they count as used.
 volatile int64_t sink;
@@ -39,21 +41,23 @@ struct PeakLoops {
 typedef int16_t short8 __attribute__((vector_size(16)));
 typedef float float4 __attribute__((vector_size(16)));
 
+// Named sums, one by one: of an array, gcc keeps the elements in memory.
+#define OCTAVO_SUMS s0, s1, s2, s3, s4, s5, s6, s7, s8, s9
+
 template <class Vector>
 void multiply_add_plain(int64_t num_rounds) {
-  Vector sums[kAccumulators] = {}, a = {}, b = {};
+  Vector s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
   for (int64_t round = 0; round < num_rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kAccumulators; ++i) {
+    for (Vector* sum : {&s0, &s1, &s2, &s3, &s4, &s5, &s6, &s7, &s8, &s9}) {
 #ifdef OCTAVO_X86
       asm volatile("" : "+x"(a), "+x"(b));
 #else
       asm volatile("" : "+w"(a), "+w"(b));
 #endif
-      sums[i] += a * b;
+      *sum += a * b;
     }
   }
-  for (const Vector& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
+  for (const Vector& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 const PeakLoops kPlain = {kAccumulators * 8 * 2, kAccumulators * 4 * 2, multiply_add_plain<short8>,
@@ -61,32 +65,32 @@ const PeakLoops kPlain = {kAccumulators * 8 * 2, kAccumulators * 4 * 2, multiply
 
 #ifdef OCTAVO_X86
 
+// One round: the instruction once for each sum.
+#define OCTAVO_TEN(step) \
+  step("%0") step("%1") step("%2") step("%3") step("%4") step("%5") step("%6") step("%7") step("%8") step("%9")
+#define OCTAVO_IN_PLACE(type) \
+  "+" type(s0), "+" type(s1), "+" type(s2), "+" type(s3), "+" type(s4), "+" type(s5), "+" type(s6), "+" type(s7), \
+      "+" type(s8), "+" type(s9)
+#define OCTAVO_FMA(sum) "vfmadd231ps %[b], %[a], " sum "\n\t"
+#define OCTAVO_DOT(sum) "vpdpbusd %[b], %[a], " sum "\n\t"
+#define OCTAVO_PAIRS(sum) "vpmaddubsw %[b], %[a], %[product]\n\tvpaddw %[product], " sum ", " sum "\n\t"
+
 // --- AVX2: pairs of bytes multiplied and added into 16 bits, sums in 16 bits ---------------------------------------
 
 __attribute__((target("avx2,fma"))) void multiply_add_bytes_avx2(int64_t num_rounds) {
-  __m256i sums[kAccumulators];
-  for (__m256i& sum : sums) sum = _mm256_setzero_si256();
-  const __m256i a = _mm256_set1_epi8(1), b = _mm256_setzero_si256();
+  __m256i s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{}, product;
   for (int64_t round = 0; round < num_rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kAccumulators; ++i) {
-      __m256i product;
-      asm volatile("vpmaddubsw %2, %1, %0" : "=x"(product) : "x"(a), "x"(b));
-      sums[i] = _mm256_add_epi16(sums[i], product);
-    }
+    asm volatile(OCTAVO_TEN(OCTAVO_PAIRS) : OCTAVO_IN_PLACE("x"), [product] "=&x"(product) : [a] "x"(a), [b] "x"(b));
   }
-  for (const __m256i& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
+  for (const __m256i& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 __attribute__((target("avx2,fma"))) void multiply_add_floats_avx2(int64_t num_rounds) {
-  __m256 sums[kAccumulators];
-  for (__m256& sum : sums) sum = _mm256_setzero_ps();
-  const __m256 a = _mm256_setzero_ps(), b = _mm256_setzero_ps();
+  __m256 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
   for (int64_t round = 0; round < num_rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kAccumulators; ++i) asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sums[i]) : "x"(a), "x"(b));
+    asm volatile(OCTAVO_TEN(OCTAVO_FMA) : OCTAVO_IN_PLACE("x") : [a] "x"(a), [b] "x"(b));
   }
-  for (const __m256& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
+  for (const __m256& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 const PeakLoops kAvx2 = {kAccumulators * 32 * 2, kAccumulators * 8 * 2, multiply_add_bytes_avx2,
@@ -95,25 +99,19 @@ const PeakLoops kAvx2 = {kAccumulators * 32 * 2, kAccumulators * 8 * 2, multiply
 // --- AVX-512 VNNI: four bytes multiplied and added into 32 bits, one instruction -----------------------------------
 
 __attribute__((target("avx512f,avx512vnni"))) void multiply_add_bytes_avx512(int64_t num_rounds) {
-  __m512i sums[kAccumulators];
-  for (__m512i& sum : sums) sum = _mm512_setzero_si512();
-  const __m512i a = _mm512_set1_epi32(0x01010101), b = _mm512_setzero_si512();
+  __m512i s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
   for (int64_t round = 0; round < num_rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kAccumulators; ++i) asm volatile("vpdpbusd %2, %1, %0" : "+v"(sums[i]) : "v"(a), "v"(b));
+    asm volatile(OCTAVO_TEN(OCTAVO_DOT) : OCTAVO_IN_PLACE("v") : [a] "v"(a), [b] "v"(b));
   }
-  for (const __m512i& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
+  for (const __m512i& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 __attribute__((target("avx512f,avx512vnni"))) void multiply_add_floats_avx512(int64_t num_rounds) {
-  __m512 sums[kAccumulators];
-  for (__m512& sum : sums) sum = _mm512_setzero_ps();
-  const __m512 a = _mm512_setzero_ps(), b = _mm512_setzero_ps();
+  __m512 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
   for (int64_t round = 0; round < num_rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < kAccumulators; ++i) asm volatile("vfmadd231ps %2, %1, %0" : "+v"(sums[i]) : "v"(a), "v"(b));
+    asm volatile(OCTAVO_TEN(OCTAVO_FMA) : OCTAVO_IN_PLACE("v") : [a] "v"(a), [b] "v"(b));
   }
-  for (const __m512& sum : sums) sink = sink + static_cast<int64_t>(sum[0]);
+  for (const __m512& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
 }
 
 const PeakLoops kAvx512 = {kAccumulators * 64 * 2, kAccumulators * 16 * 2, multiply_add_bytes_avx512,
