@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "executor": (*PLAIN_DATA, "config", "lora", "machine", "models", "ops", "report", "weights"),
     "engine": ("config", "core", "executor", "metrics", "report", "structured", "text", "weights"),
     "server": (*PLAIN_DATA, "engine", "text"),
-    "bench": (),
+    # Beside the public names: the ops and the executor that `bench kernels` and `bench step` look into.
+    "bench": ("_cpu", "executor.local", "machine", "ops", "report", "weights.model_source"),
 }
 # What stands outside: the public names, and whatever is run as a command.
 MAY_IMPORT_ANYTHING = ("__init__", "__main__", "cli")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +15,14 @@ from octavo.errors import ConfigError
 
 # More than the caches hold on all but the largest machines.
 _MEMORY_BYTES = 512 * 2**20
-_REPEATS = 9
-_ROUNDS = 200_000
+_TIME_S = 0.3
+_ROUNDS = 100_000
 _BLAS_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """The best of a few tries. Integer and float: multiplications and additions of the instruction set in use.
+    """The best of many tries. Integer and float: multiplications and additions of the instruction set in use.
 
     read_bytes_per_s:   over as many bytes as the model's weights have, again and again, as its steps do: large caches
                         help, and the kernels have that help too
@@ -58,13 +58,6 @@ def measure_peaks(isa: str, threads: int, weights_bytes: int) -> Peaks:
     )
 
 
-def forget_blas_tuning(environment: MutableMapping[str, str]) -> None:
-    """Take OpenBLAS' own kernel for this processor: variables that choose another slow NumPy down. It reads them when
-    NumPy is imported, so this comes before."""
-    for name in _BLAS_VARIABLES:
-        environment.pop(name, None)
-
-
 def describe_blas(environment: Mapping[str, str]) -> str:
     """Which matrix product NumPy runs, as far as can be told."""
     version = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
@@ -95,11 +88,11 @@ def _ask_openblas() -> tuple[str, int]:
 
 
 def _best(work: Callable[[], int]) -> float:
-    """Work a second: the best of a few tries."""
+    """Work a second: the best of many short tries, as a neighbour may have been in the way of most."""
     work()
     best = 0.0
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
+    began = time.perf_counter()
+    while (start := time.perf_counter()) - began < _TIME_S:
         done = work()
         best = max(best, done / (time.perf_counter() - start))
     return best

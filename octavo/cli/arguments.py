@@ -24,11 +24,17 @@ class Option:
 
 
 def prepare_arguments(command: Any, arguments: Sequence[str]) -> list[str]:
-    """command: typer's group. Only the arguments after a known command's name are changed. Raises ConfigError."""
+    """command: typer's group, which may hold groups. Only what follows a known command's name is changed.
+
+    Raises ConfigError.
+    """
     for position, argument in enumerate(arguments):
         if not argument.startswith("-"):
             if argument not in command.commands:
                 break
+            if hasattr(command.commands[argument], "commands"):
+                rest = prepare_arguments(command.commands[argument], arguments[position + 1 :])
+                return [*arguments[: position + 1], *rest]
             options = read_options(command.commands[argument].params)
             rest = normalize(arguments[position + 1 :], options)
             if any(option.flag == "--config" for option in options.values()):

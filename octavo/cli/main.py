@@ -10,6 +10,7 @@ import typer
 
 from octavo import __version__
 from octavo.cli.arguments import prepare_arguments
+from octavo.cli.bench import bench
 from octavo.cli.chat import chat
 from octavo.cli.failure import EXIT_USAGE, explained_failures
 from octavo.cli.generate import generate
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command(help=serve.__doc__)(serve)
 app.command(help=generate.__doc__)(generate)
 app.command(help=chat.__doc__)(chat)
+app.add_typer(bench)
 app.command(help=version.__doc__)(version)
 
 
@@ -50,20 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with explained_failures():
         command: Any = typer.main.get_command(app)
         typed = list(sys.argv[1:] if arguments is None else arguments)
-        if not typed or wants_help(typed):
+        is_unfinished = not typed or (len(typed) == 1 and hasattr(command.commands.get(typed[0]), "commands"))
+        if is_unfinished or wants_help(typed):
             _print_help(command, typed)
-            sys.exit(0 if typed else EXIT_USAGE)
+            sys.exit(EXIT_USAGE if is_unfinished else 0)
         command(prepare_arguments(command, typed), prog_name="octavo")
 
 
 def _print_help(command: Any, typed: Sequence[str]) -> None:
-    """Of the command that was named, or of all."""
-    name = next((word for word in typed if word in command.commands), None)
-    page = make_help_page(
-        command.commands[name] if name else command,
-        f"octavo {name}" if name else "octavo",
-        is_terminal=sys.stdout.isatty(),
-    )
+    """Of the command that was named, or of all; `octavo bench serve --help` names a command of a command."""
+    name = "octavo"
+    for word in typed:
+        if word in getattr(command, "commands", {}):
+            command, name = command.commands[word], f"{name} {word}"
+    page = make_help_page(command, name, is_terminal=sys.stdout.isatty())
     sys.stdout.write(page)
 
 
