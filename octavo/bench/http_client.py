@@ -246,7 +246,7 @@ def _read_segments(raw: bytes, start: int, fields: dict[str, str]) -> tuple[list
             return segments, False
         begin = line_end + 2
         if size == 0:
-            return segments, True
+            return segments, raw.find(b"\r\n", begin) >= 0
         segments.append((begin, min(begin + size, len(raw))))
         if begin + size > len(raw):
             return segments, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from octavo.bench.http_client import Exchange, read_answer
@@ -45,7 +46,7 @@ class Outcome:
 
     @property
     def gaps_s(self) -> list[float]:
-        return [after - before for before, after in zip(self.token_times, self.token_times[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.token_times)]
 
     @property
     def time_per_output_token_s(self) -> float | None:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from octavo.bench.environment import ForeignMeter, describe_environment, find_listeners, noise_notes
@@ -36,8 +37,8 @@ from octavo.errors import ConfigError
 OnProgress = Callable[[str, int, int], None]  # (what is being done, requests done, of how many)
 
 _DEFAULT_WARMUP = 4
-# The chats stream this many pieces each, and then this long, before the long prompt comes.
-_STREAMING_PIECES, _SETTLE_S = 3, 0.5
+# The chats stream this many events each, and then this long, before the long prompt comes.
+_STREAMING_EVENTS, _SETTLE_S = 3, 0.5
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -207,7 +208,7 @@ async def _run_long_prompt(
     """All but the last at once; the last one when they all stream."""
     chats = [asyncio.ensure_future(sender(request)) for request in requests[:-1]]
     while not all(
-        chat.done() or len(exchange.pieces) >= _STREAMING_PIECES
+        chat.done() or sum(data.count(b"data:") for _, data in exchange.pieces) >= _STREAMING_EVENTS
         for chat, exchange in zip(chats, exchanges, strict=False)
     ):
         await asyncio.sleep(0.02)
@@ -391,7 +392,7 @@ def _summarize_long_prompt(good: Sequence[Outcome]) -> dict[str, float | None]:
     gaps = [
         after - before
         for chat in chats
-        for before, after in zip(chat.token_times, chat.token_times[1:], strict=False)
+        for before, after in pairwise(chat.token_times)
         if after > begin and before < end
     ]
     return {
