@@ -115,11 +115,25 @@ def _nibbles(packed: np.ndarray, run: int) -> np.ndarray:
     """[N, blocks, B] bytes -> [N, blocks * 2 * B] uint8 codes: each run of `run` bytes holds `run` codes in its low
     halves, then the next `run` codes in its high halves."""
     num_rows = len(packed)
+    if run == 16:
+        return _nibbles_of_16(packed)
     packed = packed.reshape(num_rows, -1, run)
     codes = np.empty((num_rows, packed.shape[1], 2, run), np.uint8)
     np.bitwise_and(packed, 0x0F, out=codes[:, :, 0])
     np.right_shift(packed, 4, out=codes[:, :, 1])
     return codes.reshape(num_rows, -1)
+
+
+def _nibbles_of_16(packed: np.ndarray) -> np.ndarray:
+    """Eight codes at a time, one column of words after the other: NumPy is slow in loops of 16 steps."""
+    words = np.ascontiguousarray(packed).view("<u8").reshape(-1, 2)
+    codes = np.empty((len(words), 2, 2), "<u8")
+    low_halves, four = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(4)
+    for column in range(2):
+        np.bitwise_and(words[:, column], low_halves, out=codes[:, 0, column])
+        high = words[:, column] >> four
+        np.bitwise_and(high, low_halves, out=codes[:, 1, column])
+    return codes.view(np.uint8).reshape(len(packed), -1)
 
 
 def _flat(per_group: np.ndarray) -> np.ndarray:

@@ -160,8 +160,8 @@ def estimate_weights_bytes(checkpoint: Checkpoint, dtype: str, quantization: str
     return int(total)
 
 
-# Bits a weight, with scales (and for 4 bits the minimums) in half precision for each 32.
-_BITS: dict[str, float] = {"4-bit": 5, "8-bit": 8.5, "float16": 16, "bfloat16": 16, "float32": 32}
+# Bits a weight, with the scale and the sum of the codes (and for 4 bits the minimum) in 16 bits for each 32.
+_BITS: dict[str, float] = {"4-bit": 5.5, "8-bit": 9, "float16": 16, "bfloat16": 16, "float32": 32}
 _KEEPS_8_BITS = re.compile(r"^model\.embed_tokens\.|^lm_head\.|\.v_proj\.|\.down_proj\.")
 
 
