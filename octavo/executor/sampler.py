@@ -111,9 +111,7 @@ class Sampler:
             top_k=np.array([params.top_k for params in settings], np.int32),
             top_p=np.array([params.top_p for params in settings], np.float32),
             min_p=np.array([params.min_p for params in settings], np.float32),
-            random=random_numbers(
-                [sequence.seed for sequence in sampling], [_position_of_next(sequence) for sequence in sampling]
-            ),
+            random=_draw(sampling),
             num_logprobs=np.array(
                 [-1 if params.logprobs is None else params.logprobs for params in settings], np.int32
             ),
@@ -152,6 +150,14 @@ class Sampler:
             counts = self._counts[sequence.seq_id] = TokenCounts(sequence.num_prompt_tokens)
         counts.count(sequence.token_ids, end)
         return counts
+
+
+def _draw(sampling: Sequence[ScheduledSequence]) -> np.ndarray:
+    if all(sequence.sampling_params.is_greedy for sequence in sampling):
+        return np.zeros(len(sampling))  # nobody reads them
+    return random_numbers(
+        [sequence.seed for sequence in sampling], [_position_of_next(sequence) for sequence in sampling]
+    )
 
 
 def _position_of_next(sequence: ScheduledSequence) -> int:

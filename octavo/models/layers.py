@@ -45,6 +45,7 @@ class Attention:
 
     def __init__(self, source: ParameterSource, config: ModelConfig, layer: int, prefix: str, rotary: Array):
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.num_qkv_heads = config.num_heads + 2 * config.num_kv_heads
         self.scale = config.query_scale
         self.soft_cap = config.attention_soft_cap
         self.window = config.layer_windows[layer]
@@ -70,19 +71,18 @@ class Attention:
 
     def __call__(self, ops: Ops, x: Array, positions: Array, attention: AttentionBatch, cache: LayerCache) -> Array:
         """x [T, hidden_size] -> [T, hidden_size]; writes the keys and values of its rows into the cache."""
-        num_tokens = x.shape[0]
-        num_query, num_key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv = self.qkv(ops, x)
-        query = qkv[:, :num_query].reshape(num_tokens, self.num_heads, self.head_dim)
-        key = qkv[:, num_query : num_query + num_key].reshape(num_tokens, self.num_kv_heads, self.head_dim)
-        value = qkv[:, num_query + num_key :].reshape(num_tokens, self.num_kv_heads, self.head_dim)
+        num_tokens, num_query = x.shape[0], self.num_heads
+        # One reshape, then views of it: views are a good part of the Python time of a small step.
+        heads = self.qkv(ops, x).reshape(num_tokens, self.num_qkv_heads, self.head_dim)
+        query, key = heads[:, :num_query], heads[:, num_query : num_query + self.num_kv_heads]
+        value = heads[:, num_query + self.num_kv_heads :]
         if self.query_norm is not None:
             query = ops.rms_norm(query, self.query_norm, self.eps)
             key = ops.rms_norm(key, self.key_norm, self.eps)
         ops.rotary_embedding(query, key, positions, self.rotary)
         ops.write_kv(key, value, cache, attention.slot_mapping)
         mixed = ops.paged_attention(query, cache, attention, self.scale, self.window, self.soft_cap)
-        return self.output(ops, mixed.reshape(num_tokens, num_query))
+        return self.output(ops, mixed.reshape(num_tokens, num_query * self.head_dim))
 
 
 class GatedMLP:
