@@ -11,7 +11,7 @@ from octavo.bench.result import BenchResult, Row
 from octavo.errors import ConfigError
 
 SUFFIXES = (".png", ".svg")
-_MAX_SERIES = 12
+_MAX_SERIES = 10  # as many as there are colours
 
 
 @dataclass(frozen=True, slots=True)

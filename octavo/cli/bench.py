@@ -204,13 +204,14 @@ def kernels(
     plot: PlotOption = None,
 ) -> None:
     """Each op at the model's shapes, against the machine's bandwidth and arithmetic, and against NumPy."""
+    _forget_blas_tuning()  # matplotlib, which a plot needs, imports NumPy
+    output = _Output(json_path, plot)
+    _check_at_least("--context", context, 1)
+
+    from octavo.bench.kernels import measure_kernels
     from octavo.bench.workload import parse_counts
 
-    output = _Output(json_path, plot)
     counts = parse_counts("--rows", rows)
-    _check_at_least("--context", context, 1)
-    _forget_blas_tuning()
-    from octavo.bench.kernels import measure_kernels
 
     args = _make_args(model, 1, None, dtype, kv_cache_dtype, None, "cpu", threads)
     with _progress() as on_progress:
