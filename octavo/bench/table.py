@@ -14,12 +14,13 @@ from octavo.bench.result import BenchResult, Environment, Row
 from octavo.report import format_bytes
 
 _BAR_WIDTH = 12
+_NAME_WIDTH = 20  # longer names are folded where there is no room
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """metrics:  one, or several shown as "1 / 2 / 3"
+    """metrics:  one, or several shown as "1/2/3"
     scale:    what a metric is multiplied with to be shown: 1e-3 shows ms as s, 100 shows a share as percent
     is_bar:   the metric (the first) as a bar, the longest for the largest in the table
     """
@@ -59,7 +60,7 @@ TABLES: dict[str, tuple[TableSpec, ...]] = {
             has_status=True,
         ),
         TableSpec(
-            "Latency in ms: p50 / p90 / p99",
+            "Latency in ms: p50/p90/p99",
             "load",
             (
                 Column("first token", _percentiles("ttft")),
@@ -146,7 +147,8 @@ def make_table(spec: TableSpec, group: str, rows: Sequence[Row]) -> Table | None
         return None
     title = f"{spec.title}, {group}" if group else spec.title
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(spec.names, overflow="fold")
+    longest = max(len(row.name) for row in rows)
+    table.add_column(spec.names, overflow="fold", min_width=min(longest, _NAME_WIDTH))
     for column in columns:
         table.add_column(column.heading, justify="left" if column.is_bar else "right", no_wrap=True)
     if spec.has_status:
@@ -195,7 +197,7 @@ def _cell(column: Column, row: Row, rows: Sequence[Row]) -> str:
     shown = [None if value is None else value * column.scale for value in values]
     if len(shown) == 1:
         return format_number(shown[0])
-    return "-" if None in shown else " / ".join(_short(value) for value in shown if value is not None)
+    return "-" if None in shown else "/".join(_short(value) for value in shown if value is not None)
 
 
 def _short(value: float) -> str:
