@@ -100,32 +100,65 @@ class ForwardBatchBuilder:
         Asserts that each position to be written has a block: the core's promise.
         """
         scheduled = plan.scheduled
+        if all(sequence.num_scheduled_tokens == 1 for sequence in scheduled):
+            return self._build_single_rows(scheduled)
+        return self._build_chunks(scheduled)
+
+    def _build_single_rows(self, scheduled: list[ScheduledSequence]) -> ForwardBatch:
+        """One row a sequence: what most steps are. The same as the general case, with a third of its NumPy calls: in a
+        small step each costs microseconds, as the weights have pushed it out of the caches since the last one."""
+        block_size = self._block_size
+        places = [divmod(sequence.num_computed_tokens, block_size) for sequence in scheduled]
+        positions = np.array([sequence.num_computed_tokens for sequence in scheduled], np.int32)
+        query_start = np.arange(len(scheduled) + 1, dtype=np.int32)
+        context_lens = positions + np.int32(1)
+        attention = []
+        for group, rows in enumerate(self._groups):
+            slots = []
+            for sequence, (block_index, offset) in zip(scheduled, places, strict=True):
+                is_written = sequence.num_computed_tokens < sequence.num_written_tokens
+                block = -1 if is_written else sequence.block_tables[group][block_index]
+                assert block >= 0 or is_written, (group, sequence)
+                slots.append(-1 if is_written else block * block_size + offset)
+            attention.append(
+                AttentionBatch(
+                    query_start=query_start,
+                    context_lens=context_lens,
+                    block_tables=_gather_tables(rows, group, scheduled),
+                    slot_mapping=np.array(slots, np.int64),
+                )
+            )
+        return ForwardBatch(
+            token_ids=np.array([sequence.token_ids[sequence.num_computed_tokens] for sequence in scheduled], np.int32),
+            positions=positions,
+            attention=attention,
+            layer_group=self._layer_group,
+            logits_rows=_find_logits_rows(scheduled, query_start),
+        )
+
+    def _build_chunks(self, scheduled: list[ScheduledSequence]) -> ForwardBatch:
         lengths = np.array([sequence.num_scheduled_tokens for sequence in scheduled], np.int32)
         first_positions = np.array([sequence.num_computed_tokens for sequence in scheduled], np.int32)
         num_seqs = len(scheduled)
         query_start = np.zeros(num_seqs + 1, np.int32)
         np.cumsum(lengths, out=query_start[1:])
         num_tokens = int(query_start[-1])
-        if num_tokens == num_seqs:  # every sequence decodes: row = sequence
-            positions, sequence_of_row = first_positions, None
-        else:
-            sequence_of_row = np.repeat(np.arange(num_seqs), lengths)
-            positions = np.arange(num_tokens, dtype=np.int32)
-            positions += (first_positions - query_start[:-1])[sequence_of_row]
+        sequence_of_row = np.repeat(np.arange(num_seqs), lengths)
+        positions = np.arange(num_tokens, dtype=np.int32)
+        positions += (first_positions - query_start[:-1])[sequence_of_row]
         context_lens = first_positions + lengths
         num_written = np.array([sequence.num_written_tokens for sequence in scheduled], np.int32)
-        is_written = positions < (num_written if sequence_of_row is None else num_written[sequence_of_row])
+        is_written = positions < num_written[sequence_of_row]
         block_of_row, offset_of_row = np.divmod(positions, self._block_size)
-        row_indexes = np.arange(num_seqs) if sequence_of_row is None else sequence_of_row
 
         attention = []
         for group, rows in enumerate(self._groups):
             tables = _gather_tables(rows, group, scheduled)
-            blocks = tables[row_indexes, block_of_row].astype(np.int64)
+            blocks = tables[sequence_of_row, block_of_row].astype(np.int64)
             slots = blocks * self._block_size
             slots += offset_of_row
             slots[is_written] = -1
-            assert not ((blocks < 0) & ~is_written).any(), (group, plan)
+            assert not ((blocks < 0) & ~is_written).any(), (group, scheduled)
             attention.append(
                 AttentionBatch(
                     query_start=query_start, context_lens=context_lens, block_tables=tables, slot_mapping=slots

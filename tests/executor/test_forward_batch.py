@@ -192,3 +192,38 @@ def test_many_steps_of_random_plans_match_the_slow_twin(trial: int) -> None:
             assert batch.attention[group].block_tables.tolist() == [
                 sequence.block_tables[group] + [-1] * (width - len(sequence.block_tables[group])) for sequence in plan
             ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_single_rows_are_built_as_the_general_case_builds_them(seed: int) -> None:
+    rng = random.Random(seed)
+    builders = make_builder(2), make_builder(2)
+    for _ in range(3):
+        sequences = []
+        for seq_id in rng.sample(range(40), rng.randint(1, 20)):
+            start = rng.randrange(30)
+            num_blocks = start // BLOCK_SIZE + 1 + rng.randrange(2)
+            tables = [rng.sample(range(1000), num_blocks) for _ in range(2)]
+            num_let_go = rng.randrange(start // BLOCK_SIZE + 1)
+            tables[1][:num_let_go] = [-1] * num_let_go
+            num_written = start + rng.randrange(2)
+            sequences.append(
+                scheduled(seq_id, tables, start, 1, is_sampling=rng.random() < 0.8, num_written_tokens=num_written)
+            )
+        single = builders[0]._build_single_rows(sequences)
+        general = builders[1]._build_chunks(sequences)
+        pairs = [
+            (single.token_ids, general.token_ids),
+            (single.positions, general.positions),
+            (single.logits_rows, general.logits_rows),
+        ]
+        for one, other in zip(single.attention, general.attention, strict=True):
+            pairs += [
+                (one.query_start, other.query_start),
+                (one.context_lens, other.context_lens),
+                (one.block_tables, other.block_tables),
+                (one.slot_mapping, other.slot_mapping),
+            ]
+        for one, other in pairs:
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
