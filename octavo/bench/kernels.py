@@ -24,7 +24,6 @@ from octavo.bench.engine import LoadedModel, OnProgress
 from octavo.bench.environment import ForeignMeter, describe_environment, noise_notes
 from octavo.bench.peaks import Peaks, describe_blas, measure_peaks
 from octavo.bench.result import BenchResult, Row
-from octavo.bench.statistics import median
 from octavo.ops.interface import AttentionBatch, Ops, SamplingBatch
 from octavo.ops.reference import ReferenceOps
 
@@ -317,8 +316,11 @@ def _allocate_cache(model: LoadedModel, key: np.ndarray, num_blocks: int) -> tup
 
 
 def _measure(trial: Trial, peaks: Peaks, has_numpy: bool) -> Row:
-    seconds = _time(trial.run)
-    numpy_s = _time(trial.numpy) if has_numpy and trial.numpy is not None else None
+    numpy_s = None
+    if has_numpy and trial.numpy is not None:
+        seconds, numpy_s = _time_in_turn([trial.run, trial.numpy])
+    else:
+        (seconds,) = _time_in_turn([trial.run])
     return make_row(trial.name, trial.rows, trial.cost, seconds, numpy_s, peaks)
 
 
@@ -344,24 +346,26 @@ def make_row(name: str, rows: int, cost: Cost, seconds: float, numpy_s: float | 
     )
 
 
-def _time(run: Callable[[], object]) -> float:
-    """Seconds a call: the median of a few batches that take about _TIME_S together."""
-    run()
-    start = time.perf_counter()
-    run()
-    once = max(time.perf_counter() - start, 1e-7)
-    per_batch = max(1, round(_TIME_S / _BATCHES / once))
-    times = []
-    for _ in range(_BATCHES):
+def _time_in_turn(runs: Sequence[Callable[[], object]]) -> list[float]:
+    """Seconds a call of each: the median of a few batches, one of each in turn, that take about _TIME_S together."""
+    calls_per_batch = []
+    for run in runs:
+        run()
         start = time.perf_counter()
-        for _ in range(per_batch):
-            run()
-        times.append((time.perf_counter() - start) / per_batch)
-        if sum(times) * per_batch > 4 * _TIME_S:
+        run()
+        once = max(time.perf_counter() - start, 1e-7)
+        calls_per_batch.append(max(1, round(_TIME_S / _BATCHES / once)))
+    times: list[list[float]] = [[] for _ in runs]
+    began = time.perf_counter()
+    while len(times[0]) < _BATCHES:
+        for run, num_calls, own in zip(runs, calls_per_batch, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(num_calls):
+                run()
+            own.append((time.perf_counter() - start) / num_calls)
+        if time.perf_counter() - began > 4 * _TIME_S * len(runs):
             break
-    typical = median(times)
-    assert typical is not None
-    return typical
+    return [sorted(own)[len(own) // 2] for own in times]
 
 
 def _describe_call(name: str, args: tuple[Any, ...], weight: Any) -> str:
