@@ -32,7 +32,10 @@ _BLOCK_SIZE = 16
 # Decoding so many sequences at once would need a cache of gigabytes.
 _MAX_DECODE_ROWS = 64
 _TIME_S = 0.15
-_BATCHES = 7
+_BATCHES = 5
+# OpenBLAS' threads go on spinning after a product, on the cores that ours want: a tenth of a second when left alone,
+# under a millisecond as `octavo bench kernels` sets it.
+_BLAS_REST_S = 0.005
 _NUMPY_WEIGHTS = 3
 
 
@@ -48,13 +51,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One op at one number of rows. run: makes one call. numpy: the same with NumPy, or None where it has no equal."""
+    """One op at one number of rows. run: makes one call. numpy: the same with NumPy, or None where it has no equal;
+    has_blas: with its threads."""
 
     name: str
     rows: int
     cost: Cost
     run: Callable[[], object]
     numpy: Callable[[], object] | None = None
+    has_blas: bool = False
 
 
 class CallRecorder:
@@ -266,6 +271,7 @@ def _linear_trial(call: Call, ops: Ops, numbers: Callable[..., np.ndarray], rows
         costs.linear(rows, num_outputs, num_inputs, weight_bytes, is_integer),
         lambda: ops.linear(x, next(weights), None),
         lambda: x @ next(plain).T,
+        has_blas=True,
     )
 
 
@@ -318,7 +324,7 @@ def _allocate_cache(model: LoadedModel, key: np.ndarray, num_blocks: int) -> tup
 def _measure(trial: Trial, peaks: Peaks, has_numpy: bool) -> Row:
     numpy_s = None
     if has_numpy and trial.numpy is not None:
-        seconds, numpy_s = _time_in_turn([trial.run, trial.numpy])
+        seconds, numpy_s = _time_in_turn([trial.run, trial.numpy], _BLAS_REST_S if trial.has_blas else 0.0)
     else:
         (seconds,) = _time_in_turn([trial.run])
     return make_row(trial.name, trial.rows, trial.cost, seconds, numpy_s, peaks)
@@ -346,18 +352,23 @@ def make_row(name: str, rows: int, cost: Cost, seconds: float, numpy_s: float | 
     )
 
 
-def _time_in_turn(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Seconds a call of each: the median of a few batches, one of each in turn, that take about _TIME_S together."""
+def _time_in_turn(runs: Sequence[Callable[[], object]], rest_s: float = 0.0) -> list[float]:
+    """Seconds a call of each: the median of a few batches, one of each in turn, that take about _TIME_S together.
+
+    rest_s: waited before a turn of the first, so that the threads of the last are quiet
+    """
     calls_per_batch = []
     for run in runs:
-        run()
-        start = time.perf_counter()
-        run()
-        once = max(time.perf_counter() - start, 1e-7)
-        calls_per_batch.append(max(1, round(_TIME_S / _BATCHES / once)))
+        # As many as fit into a batch's time: the first few are slow, and alone would make the batches too short.
+        num_calls, start = 0, time.perf_counter()
+        while num_calls == 0 or time.perf_counter() - start < _TIME_S / _BATCHES:
+            run()
+            num_calls += 1
+        calls_per_batch.append(num_calls)
     times: list[list[float]] = [[] for _ in runs]
     began = time.perf_counter()
     while len(times[0]) < _BATCHES:
+        time.sleep(rest_s)
         for run, num_calls, own in zip(runs, calls_per_batch, times, strict=True):
             start = time.perf_counter()
             for _ in range(num_calls):

@@ -204,7 +204,7 @@ def kernels(
     plot: PlotOption = None,
 ) -> None:
     """Each op at the model's shapes, against the machine's bandwidth and arithmetic, and against NumPy."""
-    _forget_blas_tuning()  # matplotlib, which a plot needs, imports NumPy
+    _prepare_blas()  # matplotlib, which a plot needs, imports NumPy
     output = _Output(json_path, plot)
     _check_at_least("--context", context, 1)
 
@@ -281,11 +281,14 @@ def _check_at_least(option: str, value: int, low: int) -> None:
         raise ConfigError(f"{option} is {value}, but it must be at least {low}.", option=option)
 
 
-def _forget_blas_tuning() -> None:
-    """OpenBLAS reads these when NumPy is imported, so this comes before; they would slow NumPy down."""
-    assert "numpy" not in sys.modules, "NumPy has been imported: it is too late to choose its BLAS kernel"
+def _prepare_blas() -> None:
+    """OpenBLAS reads these when NumPy is imported, so this comes before. The first two would slow NumPy down; the third
+    is for how many processor cycles (a power of two) its threads go on spinning after a product: unless it is short,
+    they take half of the machine from whatever is measured next."""
+    assert "numpy" not in sys.modules, "NumPy has been imported: it is too late to set up its BLAS"
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
         os.environ.pop(name, None)
+    os.environ["OPENBLAS_THREAD_TIMEOUT"] = "20"
 
 
 @contextmanager
