@@ -1,0 +1,246 @@
+// Attention over the paged cache, against the softmax in double precision. Sequences are batched, cut into chunks and
+// into splits, and computed by one thread or three: the bits may not change.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "attention.h"
+#include "check.h"
+
+namespace octavo {
+namespace test {
+namespace {
+
+struct Shape {
+  int num_heads, num_kv_heads, head_dim, block_size;
+  bool is_half;
+  int window;
+  float soft_cap;
+};
+
+// The new rows of a sequence and its context, these rows included.
+struct Rows {
+  int num_rows, context_len;
+};
+
+// Sequences with their keys and values, written into blocks that lie in no order. Everything else in the cache is NaN.
+struct Scene {
+  Shape shape;
+  std::vector<Rows> sequences;
+  KvCache cache;
+  int max_blocks;
+  std::vector<int32_t> tables;
+  std::vector<std::vector<float>> keys, values;  // of each sequence: [context_len][num_kv_heads][head_dim]
+
+  Scene(const Kernels& kernels, const Shape& shape, const std::vector<Rows>& sequences)
+      : shape(shape),
+        sequences(sequences),
+        cache(count_blocks(shape, sequences) + 1, shape.block_size, shape.num_kv_heads, shape.head_dim, shape.is_half),
+        max_blocks(0) {
+    Random random(shape.num_heads * 1000 + shape.head_dim);
+    fill_with_nan();
+    for (const Rows& s : sequences) max_blocks = std::max(max_blocks, blocks_of(s));
+    tables.assign(max_blocks * sequences.size(), -1);
+    std::vector<int32_t> free_blocks;
+    for (int block = 0; block < cache.num_blocks; ++block) free_blocks.push_back(block);
+    for (size_t i = free_blocks.size() - 1; i > 0; --i)
+      std::swap(free_blocks[i], free_blocks[random.below(static_cast<int>(i) + 1)]);
+    const int row_size = shape.num_kv_heads * shape.head_dim;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      const int length = sequences[s].context_len;
+      for (int block = 0; block < blocks_of(sequences[s]); ++block) {
+        tables[s * max_blocks + block] = free_blocks.back();
+        free_blocks.pop_back();
+      }
+      keys.push_back(random.normals(static_cast<size_t>(length) * row_size));
+      values.push_back(random.normals(static_cast<size_t>(length) * row_size));
+      std::vector<int64_t> slots(length);
+      for (int p = 0; p < length; ++p) {
+        slots[p] = static_cast<int64_t>(tables[s * max_blocks + p / shape.block_size]) * shape.block_size +
+                   p % shape.block_size;
+      }
+      kernels.write_kv({keys[s].data(), row_size, values[s].data(), row_size, slots.data(), &cache}, 0, length);
+      if (shape.is_half) {
+        for (float& value : keys[s]) value = to_float(to_half(value));
+        for (float& value : values[s]) value = to_float(to_half(value));
+      }
+      // Blocks that the window of the first new row has left are let go.
+      const int first_seen = shape.window > 0 ? length - sequences[s].num_rows - shape.window + 1 : 0;
+      for (int block = 0; (block + 1) * shape.block_size <= first_seen; ++block) tables[s * max_blocks + block] = -1;
+    }
+  }
+
+  int blocks_of(const Rows& s) const { return (s.context_len + shape.block_size - 1) / shape.block_size; }
+
+  static int count_blocks(const Shape& shape, const std::vector<Rows>& sequences) {
+    int count = 0;
+    for (const Rows& s : sequences) count += (s.context_len + shape.block_size - 1) / shape.block_size;
+    return count;
+  }
+
+  void fill_with_nan() {
+    const size_t num_bytes[] = {cache.key_block_bytes() * cache.num_blocks,
+                                cache.value_block_bytes() * cache.num_blocks};
+    char* const memory[] = {cache.keys, cache.values};
+    for (int m = 0; m < 2; ++m) {
+      for (size_t i = 0; i < num_bytes[m]; ++i) memory[m][i] = static_cast<char>(0xff);
+    }
+    // The padding of a value row is zero, as the cache says.
+    if (cache.value_stride == cache.head_dim) return;
+    for (size_t row = 0; row < static_cast<size_t>(cache.num_blocks) * cache.num_kv_heads * cache.block_size; ++row) {
+      char* const padding = cache.values + (row * cache.value_stride + cache.head_dim) * cache.item_size();
+      for (size_t i = 0; i < (cache.value_stride - cache.head_dim) * cache.item_size(); ++i) padding[i] = 0;
+    }
+  }
+};
+
+// Attention of some sequences of a scene: `first_rows[i]` new rows of `which[i]`, from context position `starts[i]`.
+std::vector<float> attend(Workers& workers, const Kernels& kernels, const Scene& scene,
+                          const std::vector<float>& queries, ptrdiff_t query_stride, const std::vector<int>& which,
+                          const std::vector<Rows>& rows, bool& has_memory) {
+  std::vector<int32_t> start = {0}, context, tables;
+  for (size_t i = 0; i < which.size(); ++i) {
+    start.push_back(start.back() + rows[i].num_rows);
+    context.push_back(rows[i].context_len);
+    const auto table = scene.tables.begin() + static_cast<ptrdiff_t>(which[i]) * scene.max_blocks;
+    tables.insert(tables.end(), table, table + scene.max_blocks);
+  }
+  const Shape& shape = scene.shape;
+  std::vector<float> out(static_cast<size_t>(start.back()) * shape.num_heads * shape.head_dim, 777.0f);
+  AttentionCall call{};
+  call.query = queries.data();
+  call.query_stride = query_stride;
+  call.out = out.data();
+  call.num_heads = shape.num_heads;
+  call.cache = &scene.cache;
+  call.query_start = start.data();
+  call.context_lens = context.data();
+  call.block_tables = tables.data();
+  call.max_blocks = scene.max_blocks;
+  call.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
+  call.window = shape.window;
+  call.soft_cap = shape.soft_cap;
+  has_memory = paged_attention(workers, kernels, call, static_cast<int>(which.size())) && has_memory;
+  return out;
+}
+
+// One query row and head, by the formula. Returns the largest difference from `got` [head_dim].
+double difference(const Scene& scene, int sequence, int position, int head, const float* query, const float* got) {
+  const Shape& shape = scene.shape;
+  const int kv_head = head / (shape.num_heads / shape.num_kv_heads);
+  const int first = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
+  const float* const keys = scene.keys[sequence].data();
+  const float* const values = scene.values[sequence].data();
+  std::vector<double> weights, result(shape.head_dim, 0.0);
+  double largest = -1e300, total = 0.0;
+  for (int p = first; p <= position; ++p) {
+    double score = 0.0;
+    for (int d = 0; d < shape.head_dim; ++d) {
+      score += static_cast<double>(query[d]) *
+               keys[(static_cast<size_t>(p) * shape.num_kv_heads + kv_head) * shape.head_dim + d];
+    }
+    score /= std::sqrt(static_cast<double>(shape.head_dim));
+    if (shape.soft_cap != 0.0f) score = shape.soft_cap * std::tanh(score / shape.soft_cap);
+    weights.push_back(score);
+    largest = std::max(largest, score);
+  }
+  for (int p = first; p <= position; ++p) {
+    const double weight = std::exp(weights[p - first] - largest);
+    total += weight;
+    for (int d = 0; d < shape.head_dim; ++d) {
+      result[d] += weight * values[(static_cast<size_t>(p) * shape.num_kv_heads + kv_head) * shape.head_dim + d];
+    }
+  }
+  double worst = 0.0;
+  for (int d = 0; d < shape.head_dim; ++d) {
+    const double off = std::fabs(got[d] - result[d] / total);
+    worst = off >= worst ? off : std::isnan(off) ? 1e300 : worst;
+  }
+  return worst;
+}
+
+void test_scene(const Kernels& kernels, Workers& one, Workers& three, const Shape& shape,
+                const std::vector<Rows>& sequences) {
+  char name[160];
+  std::snprintf(name, sizeof name, "%s attention %d/%d heads of %d, block %d, %s, window %d, cap %g", kernels.name,
+                shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.is_half ? "half" : "float",
+                shape.window, static_cast<double>(shape.soft_cap));
+  const Scene scene(kernels, shape, sequences);
+  Random random(11);
+  int num_rows = 0;
+  std::vector<int> which, first_row;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    which.push_back(static_cast<int>(s));
+    first_row.push_back(num_rows);
+    num_rows += sequences[s].num_rows;
+  }
+  const int row_size = shape.num_heads * shape.head_dim;
+  const ptrdiff_t stride = row_size + 3;
+  const std::vector<float> queries = random.normals(num_rows * stride, 2.0f);
+  bool has_memory = true;
+  const std::vector<float> batch = attend(one, kernels, scene, queries, stride, which, sequences, has_memory);
+
+  double worst = 0.0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    for (int row = 0; row < sequences[s].num_rows; ++row) {
+      for (int head = 0; head < shape.num_heads; ++head) {
+        const size_t at = first_row[s] + row;
+        worst = std::max(
+            worst, difference(scene, static_cast<int>(s), sequences[s].context_len - sequences[s].num_rows + row, head,
+                              queries.data() + at * stride + head * shape.head_dim,
+                              batch.data() + at * row_size + head * shape.head_dim));
+      }
+    }
+  }
+  check(worst < 1e-5, "%s is off by %g", name, worst);
+
+  const std::vector<float> threaded = attend(three, kernels, scene, queries, stride, which, sequences, has_memory);
+  check(same_bits(threaded.data(), batch.data(), batch.size()), "%s: three threads have the bits of one", name);
+
+  for (Workers* workers : {&one, &three}) {
+    bool is_same = true;
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      // Chunks of 1, then 2, then 3 rows ...: as they were scheduled, each sees its past only.
+      int row = 0;
+      for (int chunk = 1; row < sequences[s].num_rows; row += chunk, ++chunk) {
+        const int count = std::min(chunk, sequences[s].num_rows - row);
+        const Rows rows{count, sequences[s].context_len - sequences[s].num_rows + row + count};
+        const size_t at = first_row[s] + row;
+        const std::vector<float> some(queries.begin() + at * stride, queries.begin() + (at + count) * stride);
+        const std::vector<float> out =
+            attend(*workers, kernels, scene, some, stride, {static_cast<int>(s)}, {rows}, has_memory);
+        is_same = is_same && same_bits(out.data(), batch.data() + at * row_size, static_cast<size_t>(count) * row_size);
+      }
+    }
+    check(is_same, "%s: chunks of one sequence have the bits of the batch, %d threads", name,
+          workers->pool.num_threads());
+  }
+  check(has_memory, "%s has memory", name);
+}
+
+}  // namespace
+
+void test_attention(const Kernels& kernels) {
+  ThreadPool pool_of_one(1), pool_of_three(3);
+  Workers one(pool_of_one), three(pool_of_three);
+  const std::vector<Rows> mixed = {{1, 1}, {1, 17}, {7, 7}, {1, 64}, {20, 33}, {3, 130}};
+  const std::vector<Rows> across_splits = {{1, 513}, {2, 1100}, {5, 514}};
+  for (bool is_half : {true, false}) {
+    for (int window : {0, 1, 9, 70}) test_scene(kernels, one, three, {4, 2, 64, 16, is_half, window, 0.0f}, mixed);
+    test_scene(kernels, one, three, {4, 2, 64, 16, is_half, 0, 5.0f}, mixed);
+    test_scene(kernels, one, three, {3, 1, 32, 16, is_half, 0, 0.0f}, across_splits);
+    test_scene(kernels, one, three, {3, 1, 32, 16, is_half, 600, 0.0f}, across_splits);
+  }
+  // Heads and sizes that divide badly; blocks of every alignment.
+  test_scene(kernels, one, three, {9, 3, 64, 16, true, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {7, 1, 8, 4, true, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {1, 1, 20, 1, true, 5, 0.0f}, mixed);
+  test_scene(kernels, one, three, {2, 2, 80, 32, false, 20, 0.0f}, mixed);
+  test_scene(kernels, one, three, {4, 1, 100, 48, true, 0, 30.0f}, mixed);
+  test_scene(kernels, one, three, {2, 1, 128, 128, true, 0, 0.0f}, across_splits);
+  test_scene(kernels, one, three, {4, 1, 256, 16, true, 40, 0.0f}, {{1, 90}, {70, 100}});
+}
+
+}  // namespace test
+}  // namespace octavo
