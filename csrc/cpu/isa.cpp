@@ -5,6 +5,11 @@
 #ifdef OCTAVO_X86
 #include <cpuid.h>
 #endif
+#if defined(OCTAVO_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(OCTAVO_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 namespace octavo {
 namespace {
@@ -41,12 +46,33 @@ const Cpu& cpu() {
 
 #endif
 
+#ifdef OCTAVO_ARM64
+
+// The dot products of bytes (SDOT). Where the system has no way to tell that is known here, they are not used.
+bool has_dot_product() {
+#if defined(__linux__)
+  constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP, which old headers lack
+  return (getauxval(AT_HWCAP) & kAsimdDotProduct) != 0;
+#elif defined(__APPLE__)
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &value, &size, nullptr, 0) == 0 && value != 0;
+#else
+  return false;
+#endif
+}
+
+#endif
+
 }  // namespace
 
 const Kernels* const* compiled_kernels() {
   static const Kernels* const all[] = {
 #ifdef OCTAVO_X86
       &avx512vnni::kKernels, &avx2::kKernels,
+#endif
+#ifdef OCTAVO_ARM64
+      &neondot::kKernels,    &neon::kKernels,
 #endif
       &scalar::kKernels,     nullptr,
   };
@@ -57,6 +83,10 @@ bool can_run(const Kernels& kernels) {
 #ifdef OCTAVO_X86
   if (std::strcmp(kernels.name, "avx512vnni") == 0) return cpu().has_avx512vnni;
   if (std::strcmp(kernels.name, "avx2") == 0) return cpu().has_avx2;
+#endif
+#ifdef OCTAVO_ARM64
+  if (std::strcmp(kernels.name, "neondot") == 0) return has_dot_product();
+  if (std::strcmp(kernels.name, "neon") == 0) return true;  // every 64-bit Arm processor has it
 #endif
   return std::strcmp(kernels.name, "scalar") == 0;
 }

@@ -166,5 +166,13 @@ namespace avx512vnni {
 extern const Kernels kKernels;
 }
 #endif
+#ifdef OCTAVO_ARM64
+namespace neon {
+extern const Kernels kKernels;
+}
+namespace neondot {
+extern const Kernels kKernels;
+}
+#endif
 
 }  // namespace octavo

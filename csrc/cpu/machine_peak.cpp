@@ -49,10 +49,12 @@ void multiply_add_plain(int64_t num_rounds) {
   Vector s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
   for (int64_t round = 0; round < num_rounds; ++round) {
     for (Vector* sum : {&s0, &s1, &s2, &s3, &s4, &s5, &s6, &s7, &s8, &s9}) {
-#ifdef OCTAVO_X86
+#if defined(OCTAVO_X86)
       asm volatile("" : "+x"(a), "+x"(b));
-#else
+#elif defined(OCTAVO_ARM64)
       asm volatile("" : "+w"(a), "+w"(b));
+#else
+      asm volatile("" : "+m"(a), "+m"(b));  // the name of a vector register is not known here
 #endif
       *sum += a * b;
     }
@@ -63,14 +65,15 @@ void multiply_add_plain(int64_t num_rounds) {
 const PeakLoops kPlain = {kAccumulators * 8 * 2, kAccumulators * 4 * 2, multiply_add_plain<short8>,
                           multiply_add_plain<float4>};
 
-#ifdef OCTAVO_X86
-
 // One round: the instruction once for each sum.
 #define OCTAVO_TEN(step) \
   step("%0") step("%1") step("%2") step("%3") step("%4") step("%5") step("%6") step("%7") step("%8") step("%9")
 #define OCTAVO_IN_PLACE(type) \
   "+" type(s0), "+" type(s1), "+" type(s2), "+" type(s3), "+" type(s4), "+" type(s5), "+" type(s6), "+" type(s7), \
       "+" type(s8), "+" type(s9)
+
+#ifdef OCTAVO_X86
+
 #define OCTAVO_FMA(sum) "vfmadd231ps %[b], %[a], " sum "\n\t"
 #define OCTAVO_DOT(sum) "vpdpbusd %[b], %[a], " sum "\n\t"
 #define OCTAVO_PAIRS(sum) "vpmaddubsw %[b], %[a], %[product]\n\tvpaddw %[product], " sum ", " sum "\n\t"
@@ -119,6 +122,50 @@ const PeakLoops kAvx512 = {kAccumulators * 64 * 2, kAccumulators * 16 * 2, multi
 
 #endif
 
+#ifdef OCTAVO_ARM64
+
+// --- NEON: eight bytes multiplied and added into 16 bits; with the dot product, sixteen into 32 bits ---------------
+
+#define OCTAVO_LONG(sum) "smlal " sum ".8h, %[a].8b, %[b].8b\n\t"
+#define OCTAVO_SDOT(sum) "sdot " sum ".4s, %[a].16b, %[b].16b\n\t"
+#define OCTAVO_FMLA(sum) "fmla " sum ".4s, %[a].4s, %[b].4s\n\t"
+
+void multiply_add_bytes_neon(int64_t num_rounds) {
+  short8 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    asm volatile(OCTAVO_TEN(OCTAVO_LONG) : OCTAVO_IN_PLACE("w") : [a] "w"(a), [b] "w"(b));
+  }
+  for (const short8& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
+}
+
+#if defined(__clang__)
+__attribute__((target("dotprod")))
+#else
+__attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+void multiply_add_bytes_neondot(int64_t num_rounds) {
+  short8 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    asm volatile(OCTAVO_TEN(OCTAVO_SDOT) : OCTAVO_IN_PLACE("w") : [a] "w"(a), [b] "w"(b));
+  }
+  for (const short8& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
+}
+
+void multiply_add_floats_neon(int64_t num_rounds) {
+  float4 s0{}, s1{}, s2{}, s3{}, s4{}, s5{}, s6{}, s7{}, s8{}, s9{}, a{}, b{};
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    asm volatile(OCTAVO_TEN(OCTAVO_FMLA) : OCTAVO_IN_PLACE("w") : [a] "w"(a), [b] "w"(b));
+  }
+  for (const float4& sum : {OCTAVO_SUMS}) sink = sink + static_cast<int64_t>(sum[0]);
+}
+
+const PeakLoops kNeon = {kAccumulators * 8 * 2, kAccumulators * 4 * 2, multiply_add_bytes_neon,
+                         multiply_add_floats_neon};
+const PeakLoops kNeonDot = {kAccumulators * 16 * 2, kAccumulators * 4 * 2, multiply_add_bytes_neondot,
+                            multiply_add_floats_neon};
+
+#endif
+
 typedef uint64_t words2 __attribute__((vector_size(16), aligned(8), may_alias));
 
 int64_t sum_words(const char* data, int64_t begin, int64_t end) {
@@ -149,6 +196,10 @@ const PeakLoops& loops_of(const std::string& isa) {
 #ifdef OCTAVO_X86
     if (isa == "avx512vnni") return kAvx512;
     if (isa == "avx2") return kAvx2;
+#endif
+#ifdef OCTAVO_ARM64
+    if (isa == "neondot") return kNeonDot;
+    if (isa == "neon") return kNeon;
 #endif
     return kPlain;
   }

@@ -37,6 +37,12 @@ void quantize_group(const float* x, int8_t* codes, float* scale, float* middle, 
       const __m512i whole = _mm512_cvtps_epi32(rounded);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtepi32_epi8(whole));
       code_sum += _mm512_reduce_add_epi32(whole);
+#elif defined(OCTAVO_NEON)
+      const int32x4_t whole = vcvtq_s32_f32(rounded);
+      const int16x4_t narrow = vmovn_s32(whole);
+      const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(narrow, narrow))), 0);
+      __builtin_memcpy(codes + i, &four, 4);
+      code_sum += vaddvq_s32(whole);
 #else
       float lanes[kLanes];
       store(lanes, rounded);

@@ -36,6 +36,8 @@ template <>
 inline half narrow<half>(float x) {
 #if defined(__F16C__)
   return half{static_cast<uint16_t>(_cvtss_sh(x, 0))};
+#elif defined(OCTAVO_NEON)
+  return half{vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0)};
 #else
   return to_half(x);
 #endif

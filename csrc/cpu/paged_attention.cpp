@@ -21,7 +21,7 @@ constexpr int kSplitPositions = 512;
 constexpr int kQueryRowsPerTask = 64;
 constexpr int kMaxRows = kLanes == 16 ? 8 : 6;       // query rows of a register tile of scores
 constexpr int kScoreVectors = 16 / kLanes;           // and its vectors of positions
-constexpr int kMaxValueRows = kLanes == 16 ? 6 : 3;  // of a register tile of weighted values
+constexpr int kMaxValueRows = kLanes == 8 ? 3 : 6;   // of a register tile of weighted values
 constexpr int kValueVectors = 4;
 constexpr float kMinusInfinity = -__builtin_inff();
 

@@ -1,5 +1,5 @@
 // A vector of kLanes floats, `vfloat`, for the instruction set this translation unit is compiled for: 16 lanes with
-// AVX-512, 8 with AVX2, 8 in plain C++ otherwise. Kernels that differ only in the width are written once against it
+// AVX-512, 8 with AVX2, 4 with NEON, 8 in plain C++ otherwise. Kernels that differ only in the width are written once against it
 // and compiled once per instruction set, each in a namespace of its own (OCTAVO_ISA), with no standard-library
 // templates inside: the linker may keep any one copy of an inline function, and it could be the AVX-512 one.
 //
@@ -13,6 +13,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(OCTAVO_NEON)  // not __ARM_NEON: the scalar variant stays plain C++ on Arm, too
+#include <arm_neon.h>
 #else
 #include <cmath>
 #endif
@@ -119,6 +121,59 @@ inline vfloat round_to_int(vfloat v) { return _mm256_round_ps(v, _MM_FROUND_TO_N
 // 2^n for whole n in [-126, 127]
 inline vfloat exp2_whole(vfloat n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+
+#elif defined(OCTAVO_NEON)
+
+// Four lanes, not eight in a pair: the largest register tiles of the kernels (6 rows by 4 vectors and what they are
+// multiplied with) then just fit the 32 registers.
+constexpr int kLanes = 4;
+using vfloat = float32x4_t;
+using vmask = uint32x4_t;
+
+inline vfloat zero() { return vdupq_n_f32(0.0f); }
+inline vfloat set1(float x) { return vdupq_n_f32(x); }
+inline vfloat iota() {
+  const float lanes[kLanes] = {0.0f, 1.0f, 2.0f, 3.0f};
+  return vld1q_f32(lanes);
+}
+inline vfloat load(const float* p) { return vld1q_f32(p); }
+inline vfloat load(const half* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
+inline vfloat load(const bfloat* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
+inline void store(float* p, vfloat v) { vst1q_f32(p, v); }
+inline void store(half* p, vfloat v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+inline vfloat load_first(const float* p, int count) {
+  float lanes[kLanes] = {};
+  for (int i = 0; i < count && i < kLanes; ++i) lanes[i] = p[i];
+  return vld1q_f32(lanes);
+}
+inline void store_first(float* p, vfloat v, int count) {
+  float lanes[kLanes];
+  vst1q_f32(lanes, v);
+  for (int i = 0; i < count && i < kLanes; ++i) p[i] = lanes[i];
+}
+inline vfloat add(vfloat a, vfloat b) { return vaddq_f32(a, b); }
+inline vfloat sub(vfloat a, vfloat b) { return vsubq_f32(a, b); }
+inline vfloat mul(vfloat a, vfloat b) { return vmulq_f32(a, b); }
+inline vfloat div(vfloat a, vfloat b) { return vdivq_f32(a, b); }
+inline vfloat fma(vfloat a, vfloat b, vfloat c) { return vfmaq_f32(c, a, b); }
+inline vmask less(vfloat a, vfloat b) { return vcltq_f32(a, b); }
+inline vmask is_nan(vfloat a) { return vmvnq_u32(vceqq_f32(a, a)); }
+inline vmask both(vmask a, vmask b) { return vandq_u32(a, b); }
+inline vfloat select(vmask m, vfloat a, vfloat b) { return vbslq_f32(m, a, b); }
+// min and max return b when either is a NaN; vminq_f32 would return the NaN.
+inline vfloat min(vfloat a, vfloat b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+inline vfloat max(vfloat a, vfloat b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline uint32_t lanes_of(vmask m) {
+  const uint32_t bits[kLanes] = {1, 2, 4, 8};
+  return vaddvq_u32(vandq_u32(m, vld1q_u32(bits)));
+}
+inline float sum_lanes(vfloat v) { return vaddvq_f32(v); }
+inline float max_lane(vfloat v) { return vmaxvq_f32(v); }
+inline vfloat round_to_int(vfloat v) { return vrndnq_f32(v); }
+// 2^n for whole n in [-126, 127]
+inline vfloat exp2_whole(vfloat n) {
+  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
 }
 
 #else

@@ -30,7 +30,7 @@ from octavo.ops.interface import (
 )
 
 ISA_VARIABLE = "OCTAVO_ISA"
-KNOWN_ISAS = ("scalar", "avx2", "avx512vnni")
+KNOWN_ISAS = ("scalar", "avx2", "avx512vnni", "neon", "neondot")  # docs/instruction-sets.md
 _WEIGHT_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -71,7 +71,7 @@ def count_cores(cpu_root: Path = Path("/sys/devices/system/cpu")) -> int:
 class CpuOps:
     """See `octavo.ops.interface.Ops`, which states each method's promise.
 
-    isa:         "scalar", "avx2" or "avx512vnni"; None takes OCTAVO_ISA or the best
+    isa:         one of KNOWN_ISAS; None takes OCTAVO_ISA or the best
     num_threads: size of this instance's thread pool, the caller included; None takes the physical cores
     """
 
