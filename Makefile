@@ -6,14 +6,22 @@ MODEL  ?=
 ARGS   ?=
 
 # What the installed package is built from: a change here installs again.
-NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f -not -path '*/tests/*' 2>/dev/null)
 
-.PHONY: serve test lint types unit clean
+# The kernels' own tests: C++ only. CMake is the system's where it is new enough, else the one on the package index.
+SYSTEM_CMAKE := $(shell cmake --version 2>/dev/null | awk 'NR == 1 { split($$3, v, "."); if (v[1] * 1000 + v[2] >= 3020) print "cmake" }')
+CMAKE  ?= $(or $(SYSTEM_CMAKE),$(BIN)/cmake)
+JOBS   := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+TESTS  := octavo_kernel_tests
+ARM    := aarch64-linux-gnu
+QEMU   := qemu-aarch64 -L /usr/$(ARM)
+
+.PHONY: serve test lint types unit native native-arm clean
 
 serve: $(VENV)/.installed
 	$(BIN)/octavo serve $(MODEL) $(ARGS)
 
-test: lint types unit
+test: lint types native unit
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check octavo tests
@@ -24,6 +32,30 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+# Twice: as users get them, and with the address and undefined-behaviour sanitizers.
+native: $(filter $(BIN)/cmake,$(CMAKE))
+	$(CMAKE) -S . -B build/native -DOCTAVO_BUILD_TESTS=ON >/dev/null
+	$(CMAKE) --build build/native --parallel $(JOBS) >/dev/null
+	build/native/$(TESTS)
+	$(CMAKE) -S . -B build/native-sanitized -DOCTAVO_BUILD_TESTS=ON -DOCTAVO_SANITIZE=ON >/dev/null
+	$(CMAKE) --build build/native-sanitized --parallel $(JOBS) >/dev/null
+	build/native-sanitized/$(TESTS)
+
+# The same program for 64-bit Arm, emulated: a processor with the dot product of bytes, and one without.
+native-arm: $(filter $(BIN)/cmake,$(CMAKE))
+	@if ! command -v $(ARM)-g++ >/dev/null || ! command -v qemu-aarch64 >/dev/null; then \
+	  echo "native-arm: skipped, it needs Debian's packages g++-$(ARM) and qemu-user"; exit 0; fi; \
+	set -ex; \
+	$(CMAKE) -S . -B build/native-arm -DOCTAVO_BUILD_TESTS=ON \
+	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/csrc/cpu/tests/aarch64.cmake >/dev/null; \
+	$(CMAKE) --build build/native-arm --parallel $(JOBS) >/dev/null; \
+	$(QEMU) -cpu max build/native-arm/$(TESTS) neondot neon scalar; \
+	$(QEMU) -cpu cortex-a72 build/native-arm/$(TESTS)
+
+$(BIN)/cmake: $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'cmake>=3.20'
+	touch $@
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Octavo needs Python 3.10 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=." if sys.version_info < (3, 10) else 0)'
