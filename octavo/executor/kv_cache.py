@@ -64,9 +64,13 @@ def group_layers(layer_windows: Sequence[int | None]) -> KVCacheLayout:
     )
 
 
-def count_elements_per_slot(layout: KVCacheLayout, num_kv_heads: int, head_dim: int) -> int:
-    """Numbers stored for one token in one block: keys and values of a group's layers."""
-    return layout.layers_per_group * 2 * num_kv_heads * head_dim
+def count_elements_per_slot(layout: KVCacheLayout, num_kv_heads: int, head_dim: int, value_alignment: int = 1) -> int:
+    """Numbers stored for one token in one block: keys and values of a group's layers.
+
+    value_alignment: what the backend pads a value's head_dim to a multiple of
+    """
+    value_dim = -(-head_dim // value_alignment) * value_alignment
+    return layout.layers_per_group * num_kv_heads * (head_dim + value_dim)
 
 
 def count_block_bytes(layout: KVCacheLayout, num_kv_heads: int, head_dim: int, block_size: int, item_bytes: int) -> int:

@@ -27,6 +27,9 @@ OnProgress = Callable[[str, int, int], None]  # (what is being done, how much is
 # No request has it: the core numbers its sequences from 0.
 _SELF_CHECK_SEQ_ID = -1
 
+# The C++ kernels read a value in whole vectors of 16, so its head size is padded to them.
+_VALUE_ALIGNMENT = {"auto": 16, "cpu": 16, "reference": 1}
+
 
 class LocalExecutor:
     """config.core must have the model's KV cache groups: asserted.
@@ -75,7 +78,9 @@ class LocalExecutor:
             checkpoint = open_checkpoint(source)
             model_config = load_model_config(checkpoint, bool(args.trust_remote_code))
             layout = group_layers(model_config.layer_windows)
-            facts = describe_model(model_config, layout, source.name, checkpoint)
+            facts = describe_model(
+                model_config, layout, source.name, checkpoint, _VALUE_ALIGNMENT[args.device or "auto"]
+            )
             quantization = resolve_quantization(args, facts)
             if quantization == "checkpoint":
                 refuse_reordered(checkpoint)
@@ -133,9 +138,13 @@ class LocalExecutor:
 
 
 def describe_model(
-    config: ModelConfig, layout: KVCacheLayout, name: str, checkpoint: Checkpoint | None = None
+    config: ModelConfig,
+    layout: KVCacheLayout,
+    name: str,
+    checkpoint: Checkpoint | None = None,
+    value_alignment: int = 1,
 ) -> ModelFacts:
-    """checkpoint: where the weights are to come from; None stands for float weights."""
+    """checkpoint: where the weights are to come from; None stands for float weights. value_alignment: the backend's."""
     attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     # One layer's activations are alive at a time: the residual, a norm's output and an op's; queries, keys, values and
     # the attention's output; gate and up and their product.
@@ -148,7 +157,7 @@ def describe_model(
         window=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         kv_group_windows=layout.windows,
-        kv_elements_per_slot=count_elements_per_slot(layout, config.num_kv_heads, config.head_dim),
+        kv_elements_per_slot=count_elements_per_slot(layout, config.num_kv_heads, config.head_dim, value_alignment),
         row_elements=row_elements,
         stored_quantization=None if checkpoint is None else checkpoint.quantization,
         is_reordered=checkpoint is not None and checkpoint.reordered is not None,

@@ -191,6 +191,14 @@ def load(folder: Path, **args: Any) -> LocalExecutor:
     )
 
 
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_the_ledger_counts_the_cache_of_an_odd_head_size(tmp_path: Path, device: str) -> None:
+    # head_dim is 8; the C++ kernels pad a value to 16.
+    source = ModelSource(path=save_tiny_folder(tmp_path), kind="folder", name="tiny")
+    executor = LocalExecutor.load(EngineArgs(device=device, dtype="float32"), source, machine=MACHINE)
+    assert executor.report.ledger.get_bytes("KV cache") == executor.kv_cache.num_bytes > 0
+
+
 def test_load_reports_what_it_did(tmp_path: Path) -> None:
     progress: list[tuple[str, int, int]] = []
     executor = LocalExecutor.load(
