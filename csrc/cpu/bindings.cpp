@@ -439,10 +439,11 @@ class Engine {
     return array;
   }
 
-  // penalties: None or 7 arrays in the order of PenaltyRows; banned: None or 2 arrays; results: the 4 of SampledRows
+  // penalties: None or 7 arrays in the order of PenaltyRows; banned, allowed: None or 2 arrays; bias: None or 3;
+  // results: the 4 of SampledRows
   void sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
-              nb::handle random, nb::handle num_logprobs, nb::handle penalties, nb::handle banned, nb::handle token_ids,
-              nb::handle logprobs, nb::handle top_ids, nb::handle top_logprobs) {
+              nb::handle random, nb::handle num_logprobs, nb::handle penalties, nb::handle banned, nb::handle allowed,
+              nb::handle bias, nb::handle token_ids, nb::handle logprobs, nb::handle top_ids, nb::handle top_logprobs) {
     const View x(logits, "logits", Type::float32, 2, 1, true);
     const int num_rows = x.shape(0), vocab_size = x.shape(1);
     const View a(temperature, "temperature", Type::float32, 1, 1), b(top_k, "top_k", Type::int32, 1, 1);
@@ -505,6 +506,27 @@ class Engine {
       call.banned_tokens = take(arrays, 1, "banned token_ids", Type::int32, call.num_banned).as<int32_t>();
       check_indices(call.banned_rows, call.num_banned, num_rows, "banned rows");
       check_indices(call.banned_tokens, call.num_banned, vocab_size, "banned token_ids");
+    }
+    if (!allowed.is_none()) {
+      const nb::tuple arrays = nb::cast<nb::tuple>(allowed);
+      const View& rows = take(arrays, 0, "allowed rows", Type::int32, -1);
+      call.num_allowed = rows.shape(0);
+      call.allowed_rows = rows.as<int32_t>();
+      check_indices(call.allowed_rows, call.num_allowed, num_rows, "allowed rows");
+      views.emplace_back(new View(arrays[1], "allowed masks", Type::int32, 2, 2));
+      views.back()->expect(0, call.num_allowed);
+      views.back()->expect(1, (vocab_size + 31) / 32);
+      call.allowed = views.back()->as<uint32_t>();
+    }
+    if (!bias.is_none()) {
+      const nb::tuple arrays = nb::cast<nb::tuple>(bias);
+      const View& rows = take(arrays, 0, "bias rows", Type::int32, -1);
+      call.num_bias = rows.shape(0);
+      call.bias_rows = rows.as<int32_t>();
+      call.bias_tokens = take(arrays, 1, "bias token_ids", Type::int32, call.num_bias).as<int32_t>();
+      call.bias = take(arrays, 2, "bias values", Type::float32, call.num_bias).as<float>();
+      check_indices(call.bias_rows, call.num_bias, num_rows, "bias rows");
+      check_indices(call.bias_tokens, call.num_bias, vocab_size, "bias token_ids");
     }
     struct Job {
       const Kernels* kernels;
@@ -614,6 +636,6 @@ NB_MODULE(_cpu, module) {
       .def("take_rows", &Engine::take_rows)
       .def("sample", &Engine::sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
            nb::arg("min_p"), nb::arg("random"), nb::arg("num_logprobs"), nb::arg("penalties").none(),
-           nb::arg("banned").none(), nb::arg("token_ids"), nb::arg("logprobs"), nb::arg("top_ids"),
-           nb::arg("top_logprobs"));
+           nb::arg("banned").none(), nb::arg("allowed").none(), nb::arg("bias").none(), nb::arg("token_ids"),
+           nb::arg("logprobs"), nb::arg("top_ids"), nb::arg("top_logprobs"));
 }

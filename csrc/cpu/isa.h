@@ -120,6 +120,12 @@ struct SampleCall {
   const float *presence, *frequency, *repetition;
   int num_banned;
   const int32_t *banned_rows, *banned_tokens;
+  int num_allowed;              // rows that have a mask
+  const int32_t* allowed_rows;  // [num_allowed]
+  const uint32_t* allowed;      // [num_allowed, ceil(vocab_size / 32)], a bit for each token
+  int num_bias;
+  const int32_t *bias_rows, *bias_tokens;  // [num_bias]
+  const float* bias;                       // [num_bias], added to the logits
   // results
   int32_t* token_ids;
   float* logprobs;

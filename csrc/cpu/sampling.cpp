@@ -86,9 +86,27 @@ void find_best(const float* x, int size, int count, int32_t* ids, float* values)
   }
 }
 
-void apply_penalties(const SampleCall& call, int row, float* x) {
+// mask: [ceil(size / 32)]
+void apply_mask(const uint32_t* mask, float* x, int size) {
+  for (int begin = 0; begin < size; begin += 32) {
+    uint32_t excluded = ~mask[begin / 32];
+    if (size - begin < 32) excluded &= (1u << (size - begin)) - 1;
+    if (excluded == ~0u) {
+      const vfloat minus_infinity = set1(kMinusInfinity);
+      for (int i = begin; i < begin + 32; i += kLanes) store(x + i, minus_infinity);
+      continue;
+    }
+    for (; excluded != 0; excluded &= excluded - 1) x[begin + __builtin_ctz(excluded)] = kMinusInfinity;
+  }
+}
+
+void apply_settings(const SampleCall& call, int row, float* x) {
   for (int i = 0; i < call.num_banned; ++i) {
     if (call.banned_rows[i] == row) x[call.banned_tokens[i]] = kMinusInfinity;
+  }
+  const ptrdiff_t num_words = (call.vocab_size + 31) / 32;
+  for (int i = 0; i < call.num_allowed; ++i) {
+    if (call.allowed_rows[i] == row) apply_mask(call.allowed + i * num_words, x, call.vocab_size);
   }
   for (int p = 0; p < call.num_penalty_rows; ++p) {
     if (call.penalty_rows[p] != row) continue;
@@ -98,6 +116,9 @@ void apply_penalties(const SampleCall& call, int row, float* x) {
       value = value > 0 ? value / call.repetition[p] : value * call.repetition[p];
       value = value - call.frequency[p] * count - (call.penalty_counts[i] > 0 ? call.presence[p] : 0.0f);
     }
+  }
+  for (int i = 0; i < call.num_bias; ++i) {
+    if (call.bias_rows[i] == row) x[call.bias_tokens[i]] += call.bias[i];
   }
 }
 
@@ -282,7 +303,7 @@ void sample_row(const SampleCall& call, int row, void* scratch) {
   const bool is_wanted = num_logprobs >= 0;
   if (is_wanted) __builtin_memcpy(raw, x, static_cast<size_t>(size) * 4);
 
-  apply_penalties(call, row, x);
+  apply_settings(call, row, x);
   const float largest = largest_of(x, size);
   if (!(largest > kMinusInfinity)) return;
 

@@ -208,6 +208,8 @@ class CpuOps:
                 penalties.repetition,
             ),
             batch.banned,
+            batch.allowed,
+            batch.bias,
             result.token_ids,
             result.logprobs,
             result.top_ids,

@@ -140,6 +140,10 @@ class SamplingBatch:
     num_logprobs: [R] int32; -1 for none, else the number of best alternatives wanted
     penalties:    None when no row has any
     banned:       None, or (rows [B] int32, token_ids [B] int32): pairs that must not be sampled
+    allowed:      None, or (rows [G] int32, masks [G, ceil(vocab_size / 32)] int32): in those rows only the
+                  tokens whose bit (id % 32) of word (id // 32) is set may be sampled; bits beyond the vocabulary are
+                  ignored
+    bias:         None, or (rows [B] int32, token_ids [B] int32, values [B] float32), added to the logits
     """
 
     temperature: Array
@@ -150,6 +154,8 @@ class SamplingBatch:
     num_logprobs: Array
     penalties: PenaltyRows | None = None
     banned: tuple[Array, Array] | None = None
+    allowed: tuple[Array, Array] | None = None
+    bias: tuple[Array, Array, Array] | None = None
 
 
 @dataclass(slots=True)
@@ -266,9 +272,10 @@ class Ops(Protocol):
     def sample(self, logits: Array, batch: SamplingBatch) -> SampledRows:
         """One token for each row of logits [R, vocab_size] float32, which are changed in place.
 
-        In this order: log-probabilities of the raw row where wanted; banned tokens; repetition penalty (positive
-        logits divided, negative multiplied), frequency and presence penalty; temperature; top-k; top-p (the smallest
-        set of best tokens whose probability reaches top_p); min-p (at least min_p times the best probability); then
+        In this order: log-probabilities of the raw row where wanted; banned and not allowed tokens; repetition penalty
+        (positive logits divided, negative multiplied), frequency and presence penalty; bias; temperature; top-k; top-p
+        (the smallest set of best tokens whose probability reaches top_p); min-p (at least min_p times the best
+        probability); then
         the first token in order of id at which the running sum of kept probability exceeds random * total.
         A row with a NaN, or with no token left, gives token id -1; the executor reports it as that sequence's failure.
         """

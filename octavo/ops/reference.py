@@ -223,8 +223,13 @@ class ReferenceOps:
                 raw_logprobs[row] = _log_softmax(logits[row])
         if batch.banned is not None:
             logits[batch.banned[0], batch.banned[1]] = -np.inf
+        if batch.allowed is not None:
+            _apply_masks(logits, *batch.allowed)
         if batch.penalties is not None:
             _apply_penalties(logits, batch.penalties)
+        if batch.bias is not None:
+            rows, token_ids, values = batch.bias
+            np.add.at(logits, (rows, token_ids), values)
         for row in range(num_rows):
             if is_broken[row] or not np.isfinite(logits[row]).any():
                 continue
@@ -323,6 +328,15 @@ def _attend(
 def _log_softmax(row: np.ndarray) -> np.ndarray:
     shifted = row.astype(np.float64) - float(row.max())
     return shifted - np.log(np.exp(shifted).sum())
+
+
+def _apply_masks(logits: np.ndarray, rows: np.ndarray, masks: np.ndarray) -> None:
+    num_words = -(-logits.shape[1] // 32)
+    _check(masks.shape == (len(rows), num_words), f"masks are {list(masks.shape)}, not [{len(rows)}, {num_words}]")
+    for row, mask in zip(rows, masks, strict=True):
+        bits = np.arange(32, dtype=np.uint32)
+        is_allowed = (mask.view(np.uint32)[:, None] >> bits & 1).astype(bool).reshape(-1)
+        logits[row, ~is_allowed[: logits.shape[1]]] = -np.inf
 
 
 def _apply_penalties(logits: np.ndarray, penalties: PenaltyRows) -> None:

@@ -122,6 +122,45 @@ def test_banned_tokens_and_penalties(cpu, reference):
         assert np.array_equal(result.top_ids[10:, 0], best[10:])  # log-probabilities are of the raw row
 
 
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 500, 4099])
+def test_masks_and_bias(cpu, reference, vocab_size):
+    rng = np.random.default_rng(vocab_size)
+    logits = normal(rng, 20, vocab_size)
+    rows = np.array([0, 3, 4, 11, 19], np.int32)
+    num_words = -(-vocab_size // 32)
+    masks = rng.integers(-(2**31), 2**31, (5, num_words)).astype(np.int32)
+    masks[1] = 0  # nothing may come
+    masks[2] = -1  # anything may
+    masks[3] = 0
+    masks[3, -1] = -1  # the last word only, with bits beyond the vocabulary
+    bias_rows = np.repeat(np.array([2, 4, 11, 19], np.int32), 3)
+    bias = (
+        bias_rows,
+        rng.integers(0, vocab_size, 12).astype(np.int32),
+        rng.choice([-100, 0.5, 100], 12).astype(np.float32),
+    )
+    for temperature in (0.0, 0.8):
+        batch = sampling_batch(
+            20, temperature=temperature, random=rng.random(20), num_logprobs=5, allowed=(rows, masks), bias=bias
+        )
+        result = both(cpu, reference, logits, batch)
+        assert result.token_ids[3] == -1
+        assert result.token_ids[11] >= (num_words - 1) * 32
+        best = np.argmax(logits, -1)
+        assert np.array_equal(result.top_ids[:3, 0], best[:3])  # log-probabilities are of the raw row
+        for row, mask in zip(rows, masks, strict=True):
+            token_id = int(result.token_ids[row])
+            assert token_id < 0 or mask.view(np.uint32)[token_id // 32] >> (token_id % 32) & 1
+
+
+def test_a_bias_does_not_bring_back_what_is_excluded(cpu, reference):
+    logits = np.zeros((2, 40), np.float32)
+    masks = np.array([[0b110, 0]], np.int32)
+    bias = (np.array([0, 0, 1], np.int32), np.array([5, 2, 7], np.int32), np.array([100, 1, 100], np.float32))
+    batch = sampling_batch(2, allowed=(np.zeros(1, np.int32), masks), bias=bias, banned=(bias[0][2:], bias[1][2:]))
+    assert both(cpu, reference, logits, batch).token_ids.tolist() == [2, 0]
+
+
 def test_broken_rows_fail_and_the_others_do_not(cpu, reference):
     rng = np.random.default_rng(8)
     logits = normal(rng, 8, 100)
@@ -163,6 +202,10 @@ def test_what_does_not_fit_is_refused(cpu):
     with pytest.raises(ShapeError, match="banned token_ids has 10"):
         cpu.sample(logits, sampling_batch(2, banned=(np.zeros(1, np.int32), np.array([10], np.int32))))
     one = np.zeros(1, np.int32)
+    with pytest.raises(ShapeError, match="allowed masks has 2"):
+        cpu.sample(logits, sampling_batch(2, allowed=(one, np.zeros((1, 2), np.int32))))
+    with pytest.raises(ShapeError, match="bias token_ids has 10"):
+        cpu.sample(logits, sampling_batch(2, bias=(one, one + 10, np.ones(1, np.float32))))
     none = np.zeros(1, np.float32)
     penalties = PenaltyRows(np.array([2], np.int32), np.array([0, 1], np.int32), one, one, none, none, none + 1)
     with pytest.raises(ShapeError, match=r"penalties\.rows has 2"):
