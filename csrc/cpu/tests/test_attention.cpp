@@ -216,6 +216,19 @@ void test_scene(const Kernels& kernels, Workers& one, Workers& three, const Shap
     check(is_same, "%s: chunks of one sequence have the bits of the batch, %d threads", name,
           workers->pool.num_threads());
   }
+
+  // A NaN stays in its row and head.
+  std::vector<float> broken_queries = queries;
+  const int broken_row = num_rows / 2, broken_head = shape.num_heads - 1;
+  broken_queries[broken_row * stride + broken_head * shape.head_dim] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> broken = attend(one, kernels, scene, broken_queries, stride, which, sequences, has_memory);
+  bool is_nan = true;
+  for (int d = 0; d < shape.head_dim; ++d) {
+    const size_t at = static_cast<size_t>(broken_row) * row_size + broken_head * shape.head_dim + d;
+    is_nan = is_nan && std::isnan(broken[at]);
+    broken[at] = batch[at];
+  }
+  check(is_nan && same_bits(broken.data(), batch.data(), batch.size()), "%s: a NaN stays in its row and head", name);
   check(has_memory, "%s has memory", name);
 }
 

@@ -102,6 +102,19 @@ void test_quantize(const Kernels& kernels) {
   }
 }
 
+// Halfway between two codes the even one is taken, by every variant: a scale of 1 and a middle of 0 make halves exact.
+void test_ties(const Kernels& kernels) {
+  std::vector<float> x(kGroupSize);
+  for (int i = 0; i < kGroupSize; ++i) x[i] = static_cast<float>(i) - 15.5f;
+  x[0] = -127.0f;
+  x[31] = 127.0f;
+  Activations got(1, kGroupSize);
+  kernels.quantize_rows(x.data(), kGroupSize, 0, 1, kGroupSize, got.rows);
+  bool is_even = got.scale[0] == 1.0f && got.middle[0] == 0.0f;
+  for (int i = 1; i < 31; ++i) is_even = is_even && got.codes[i] % 2 == 0 && std::fabs(got.codes[i] - x[i]) == 0.5f;
+  check(is_even, "%s quantize: ties go to the even code", kernels.name);
+}
+
 // --- weights -------------------------------------------------------------------------------------------------------
 
 enum class Fill { random, lowest, highest };
@@ -325,6 +338,7 @@ void test_linear(const Kernels& kernels) {
 
 void test_matmul(const Kernels& kernels) {
   test_quantize(kernels);
+  test_ties(kernels);
   ThreadPool pool(1);
   Workers workers(pool);
   for (WeightKind kind : {WeightKind::q4, WeightKind::q8}) {

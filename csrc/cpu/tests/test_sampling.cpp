@@ -155,9 +155,10 @@ void test_edges(const Kernels& kernels) {
   penalty.repetition = 2.0f;
   penalty.frequency = 0.25f;
   penalty.presence = 0.25f;
-  // 20: 2 / 2 - 2 * 0.25 - 0.25 = 0.25; 30, of the prompt: 2 / 2 = 1; 1: -1 * 2 - 0.5
+  logits[5] = 0.9f;
+  // 20: 2 / 2 - 2 * 0.25 - 0.25 = 0.25; 30, of the prompt only: 2 / 2 = 1; 5 is not penalized; 1: -1 * 2 - 0.5
   check(sample(kernels, logits, greedy, 0.5, &penalty).token_id == 30, "%s sample: penalties", kernels.name);
-  penalty.banned = {30};
+  penalty.banned = {30, 5};
   check(sample(kernels, logits, greedy, 0.5, &penalty).token_id == 20, "%s sample: a banned token", kernels.name);
 }
 
