@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+from octavo.errors import RequestFailedError
 
 # A slot holds what stands for the keys and values of one token: a number made from the token, its position and the
 # numbers of all it attends to. So whoever reads a wrong slot, or a slot written by somebody else, gets another number.
@@ -120,8 +122,49 @@ class FakeExecutor:
 
     def _sample(self, scheduled: ScheduledSequence, state: int) -> int:
         token_id = self.choose(scheduled) if self.choose is not None else None
+        if token_id is None and isinstance(scheduled.grammar, FakeGrammar):
+            allowed = scheduled.grammar.next_token_ids
+            return min(allowed - set(scheduled.banned_token_ids) or allowed)
         if token_id is None:
             token_id = hash((state, scheduled.seed)) % self.vocab_size
         while token_id in scheduled.banned_token_ids:
             token_id = (token_id + 1) % self.vocab_size
         return token_id
+
+
+class FakeGrammar:
+    """Allows the given sets of tokens one after the other; where None stands it gives up.
+
+    is_open: after the last set anything but a token may come, so it is not complete
+    """
+
+    def __init__(self, allowed: Sequence[set[int] | None], end_token_ids: tuple[int, ...] = (), is_open: bool = False):
+        self.allowed = list(allowed)
+        self.end_token_ids = end_token_ids
+        self.is_open = is_open
+        self.accepted: list[int] = []
+
+    @property
+    def next_token_ids(self) -> set[int]:
+        position = len(self.accepted)
+        if position >= len(self.allowed):
+            return set(self.end_token_ids)
+        allowed = self.allowed[position]
+        if allowed is None:
+            raise RequestFailedError("The fake grammar gives up.")
+        return allowed
+
+    def write_mask(self, mask: Any) -> None:
+        mask.fill(0)
+        words = mask.view("uint32")
+        for token_id in self.next_token_ids:
+            words[token_id // 32] |= 1 << token_id % 32
+
+    def accept(self, token_id: int) -> None:
+        if token_id not in self.next_token_ids:
+            raise ValueError(f"token {token_id} is not allowed")
+        self.accepted.append(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.accepted) >= len(self.allowed) and not self.is_open

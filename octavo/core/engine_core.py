@@ -11,6 +11,8 @@ from octavo.core.interfaces import (
     CoreConfig,
     Executor,
     FinishReason,
+    Grammar,
+    GrammarFactory,
     ModelRunnerOutput,
     SchedulerOutput,
     SequenceOutput,
@@ -18,9 +20,9 @@ from octavo.core.interfaces import (
     StepStats,
 )
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler import Scheduler, describe_grammar_failure
 from octavo.core.sequence import Sequence, max_num_tokens
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, RequestFailedError
 
 
 class EngineCore:
@@ -29,11 +31,14 @@ class EngineCore:
     Every request gets exactly one output with `is_final`, be it finished, aborted, failed or refused. All calls come
     from one thread; an abort takes effect at once, before the next step. Errors of the executor end the sequences they
     belong to; any other exception out of `step` is a bug of ours, and the core is not to be used after it.
+
+    grammar_factory: makes the state of each constrained sequence when its request is added; may be set later
     """
 
-    def __init__(self, executor: Executor, config: CoreConfig) -> None:
+    def __init__(self, executor: Executor, config: CoreConfig, grammar_factory: GrammarFactory | None = None) -> None:
         self.config = config
         self.executor = executor
+        self.grammar_factory = grammar_factory
         self.scheduler = Scheduler(config)
         self._sequences_of: dict[str, list[Sequence]] = {}  # unfinished requests only
         self._next_seq_id = 0
@@ -52,6 +57,10 @@ class EngineCore:
         refusal = self._find_refusal(request)
         if refusal is not None:
             return _refuse(request, refusal)
+        try:
+            grammars = self._make_grammars(request)
+        except Exception as error:
+            return _refuse(request, describe_grammar_failure(error))
         sequences: list[Sequence] = []
         for index in range(request.sampling_params.n):
             sequences.append(
@@ -62,6 +71,7 @@ class EngineCore:
                     sequences,
                     max_model_len=self.config.max_model_len,
                     num_kv_groups=len(self.config.kv_group_windows),
+                    grammar=grammars[index],
                 )
             )
             self._next_seq_id += 1
@@ -111,6 +121,15 @@ class EngineCore:
         self.scheduler.check_invariants(unfinished)
 
     # --- helpers ----------------------------------------------------------------------------------------------
+
+    def _make_grammars(self, request: Request) -> list[Grammar | None]:
+        """One a sequence: each is a state of its own."""
+        num_sequences = request.sampling_params.n
+        if request.grammar is None:
+            return [None] * num_sequences
+        if self.grammar_factory is None:
+            raise RequestFailedError("The request has a grammar, but this engine was given nothing to compile it with.")
+        return [self.grammar_factory(request.grammar) for _ in range(num_sequences)]
 
     def _tell(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
         for output in outputs:

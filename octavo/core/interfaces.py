@@ -90,7 +90,8 @@ class ScheduledSequence:
     block_tables:         one list of block ids a KV cache group; -1 where a sliding window has let a block go
     is_sampling:          the last scheduled position's logits are sampled
     seed:                 of this sequence: request seed and index already mixed
-    banned_token_ids:     never sampled in this step (end tokens before min_tokens)
+    banned_token_ids:     not sampled in this step (end tokens before min_tokens) unless the grammar has nothing else
+    grammar:              its mask says which tokens may be sampled; the executor does not call `accept`
     """
 
     seq_id: int
@@ -104,6 +105,7 @@ class ScheduledSequence:
     sampling_params: SamplingParams
     seed: int
     banned_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,6 +159,7 @@ class SequenceOutput:
 
     index:           which of the request's n generations
     stop_reason:     the stop token's id when a token of stop_token_ids ended it, else None
+    ends_in_text:    with FinishReason.STOP: no end token was sampled, a grammar was complete with the last token
     num_cached_tokens: prompt tokens found in the prefix cache at the first admission
     is_final:        the request is over with this output (all n have ended); sent exactly once per accepted request
     error:           a sentence, with FinishReason.ERROR
@@ -168,6 +171,7 @@ class SequenceOutput:
     new_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    ends_in_text: bool = False
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     is_final: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.interfaces import GrammarSpec
 from octavo.core.sampling_params import SamplingParams
 
 
@@ -19,6 +20,7 @@ class Request:
     arrival_time:    seconds, the engine loop's clock
     priority:        lower is more urgent (vLLM's rule); looked at by the priority policy only
     cache_salt:      blocks are shared only between requests of the same salt
+    grammar:         constrains the text of each of its sequences
     """
 
     request_id: str
@@ -29,3 +31,4 @@ class Request:
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    grammar: GrammarSpec | None = None

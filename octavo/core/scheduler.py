@@ -22,6 +22,7 @@ from octavo.core.interfaces import (
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.policy import get_policy
 from octavo.core.sequence import Sequence, SequenceStatus
+from octavo.errors import OctavoError
 
 
 class Scheduler:
@@ -209,10 +210,17 @@ class Scheduler:
         self.kv_cache.free_outside_windows(sequence)
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
+        if sequence.grammar is not None:
+            try:
+                sequence.grammar.accept(token_id)
+            except Exception as error:
+                return self._fail(sequence, describe_grammar_failure(error))
         finish_reason, stop_reason = sequence.append_token(token_id)
         if finish_reason is not None:
             told = self.finish(sequence, finish_reason)
             told.stop_reason = stop_reason
+            is_complete = sequence.grammar is not None and finish_reason is FinishReason.STOP and stop_reason is None
+            told.ends_in_text = is_complete and token_id not in sequence.request.eos_token_ids
         else:
             told = self._tell(sequence)
         told.new_token_ids.append(token_id)
@@ -287,6 +295,12 @@ class Scheduler:
         assert not by_id, f"in no queue: {by_id}"
         assert len(self.running) <= self.config.max_num_seqs, self.running
         self.kv_cache.check_invariants(self.running, self.waiting)
+
+
+def describe_grammar_failure(error: Exception) -> str:
+    if isinstance(error, OctavoError):
+        return str(error)
+    return f"The grammar of this sequence failed ({type(error).__name__}: {error})."
 
 
 def _find_failure(seq_id: int, is_sampling: bool, output: ModelRunnerOutput) -> str | None:

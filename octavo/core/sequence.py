@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from octavo.core.interfaces import FinishReason, ScheduledSequence
+from octavo.core.interfaces import FinishReason, Grammar, ScheduledSequence
 from octavo.core.request import Request
 
 _SEED_MASK = 2**64 - 1
@@ -37,16 +37,19 @@ class Sequence:
     num_in_flight_blocks: end of the range of blocks announced as being computed right now
     awaited_hash:        the block hash for which it waits while another sequence computes it
     num_cached_tokens:   prompt tokens found in the prefix cache at the first admission; None before it
+    grammar:             what may come next, kept through preemptions; None without a constraint
     max_num_tokens:      prompt and generation together end here (max_tokens or the model's window)
     """
 
     __slots__ = (
-        "_banned_token_ids",
+        "_end_token_ids",
+        "_ignored_token_ids",
         "_min_num_tokens",
         "awaited_hash",
         "block_hashes",
         "block_tables",
         "finish_reason",
+        "grammar",
         "index",
         "max_num_tokens",
         "num_cached_tokens",
@@ -73,12 +76,14 @@ class Sequence:
         *,
         max_model_len: int,
         num_kv_groups: int,
+        grammar: Grammar | None = None,
     ) -> None:
         params = request.sampling_params
         self.request = request
         self.index = index
         self.seq_id = seq_id
         self.siblings = siblings
+        self.grammar = grammar
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.token_ids = list(request.prompt_token_ids)
@@ -94,7 +99,9 @@ class Sequence:
         self.num_cached_tokens: int | None = None
         self.max_num_tokens = max_num_tokens(request, max_model_len)
         self._min_num_tokens = self.num_prompt_tokens + params.min_tokens
-        self._banned_token_ids = tuple(dict.fromkeys((*request.eos_token_ids, *params.stop_token_ids)))
+        self._end_token_ids = tuple(dict.fromkeys((*request.eos_token_ids, *params.stop_token_ids)))
+        # An end token ends constrained text for good, so with ignore_eos it comes only when nothing else can.
+        self._ignored_token_ids = request.eos_token_ids if grammar is not None and params.ignore_eos else ()
         # Made once and changed every step: the executor keeps none of it.
         self.scheduled = ScheduledSequence(
             seq_id=seq_id,
@@ -107,6 +114,7 @@ class Sequence:
             is_sampling=False,
             sampling_params=params,
             seed=(request.seed + index * _SEED_STRIDE) & _SEED_MASK,
+            grammar=grammar,
         )
 
     def __repr__(self) -> str:
@@ -152,15 +160,20 @@ class Sequence:
         scheduled.num_written_tokens = self.num_written_tokens
         num_tokens = len(self.token_ids)
         scheduled.is_sampling = self.num_computed_tokens + num_scheduled_tokens == num_tokens
-        scheduled.banned_token_ids = self._banned_token_ids if num_tokens < self._min_num_tokens else ()
+        scheduled.banned_token_ids = (
+            self._end_token_ids if num_tokens < self._min_num_tokens else self._ignored_token_ids
+        )
         return scheduled
 
     def append_token(self, token_id: int) -> tuple[FinishReason | None, int | None]:
-        """Append a sampled token; returns why the sequence ends with it (None: it goes on) and the stop token's id."""
+        """Append a sampled token, which the grammar has accepted; returns why the sequence ends with it (None: it goes
+        on) and the stop token's id."""
         # Counted before the token is appended, as it was when the banned tokens were chosen.
         may_end = len(self.token_ids) >= self._min_num_tokens
         self.token_ids.append(token_id)
-        if may_end and token_id in self._banned_token_ids:
+        if self.grammar is not None and (token_id in self.request.eos_token_ids or self.grammar.is_complete):
+            return FinishReason.STOP, None
+        if may_end and token_id in self._end_token_ids:
             params = self.request.sampling_params
             if token_id in self.request.eos_token_ids and not params.ignore_eos:
                 return FinishReason.STOP, None

@@ -77,7 +77,8 @@ class _SequenceText:
         shown = output.new_token_ids
         # The token that ended the generation is counted, but its text is no part of the answer: a stop token is like a
         # stop string, and an end token is a control token, even where the tokenizer's files do not mark it as one.
-        if reason is FinishReason.STOP and (self._skips_special_tokens or output.stop_reason is not None):
+        is_ended_by_token = reason is FinishReason.STOP and not output.ends_in_text
+        if is_ended_by_token and (self._skips_special_tokens or output.stop_reason is not None):
             shown = shown[:-1]
         text, num_shown, stop = self._push_tokens(shown)
         if stop is None and reason is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+from octavo.errors import RequestFailedError
 from octavo.ops.interface import Array, Ops, PenaltyRows, SampledRows, SamplingBatch
 
 _MASK = 2**64 - 1
@@ -84,6 +85,7 @@ class Sampler:
     def __init__(self, ops: Ops):
         self._ops = ops
         self._counts: dict[int, TokenCounts] = {}
+        self._masks = np.empty((0, 0), np.int32)  # of the last step, as large as any before
 
     @property
     def num_kept_sequences(self) -> int:
@@ -99,14 +101,18 @@ class Sampler:
         sampling = [sequence for sequence in plan.scheduled if sequence.is_sampling]
         if not sampling:
             return ModelRunnerOutput()
-        batch = self.build_batch(sampling)
+        batch, failures = self.build_batch(sampling, logits.shape[1])
         sampled = self._ops.sample(logits, _to_device(self._ops, batch))
-        return _make_output(sampling, sampled, logits)
+        return _make_output(sampling, sampled, logits, failures)
 
-    def build_batch(self, sampling: Sequence[ScheduledSequence]) -> SamplingBatch:
-        """The settings of the rows, as NumPy arrays with the interface's dtypes."""
+    def build_batch(
+        self, sampling: Sequence[ScheduledSequence], vocab_size: int
+    ) -> tuple[SamplingBatch, dict[int, str]]:
+        """The settings of the rows, as NumPy arrays with the interface's dtypes; and for each sequence whose grammar
+        cannot go on, its seq_id with a sentence."""
+        allowed, failures = self._write_masks(sampling, vocab_size)
         settings = [sequence.sampling_params for sequence in sampling]
-        return SamplingBatch(
+        batch = SamplingBatch(
             temperature=np.array([params.temperature for params in settings], np.float32),
             top_k=np.array([params.top_k for params in settings], np.int32),
             top_p=np.array([params.top_p for params in settings], np.float32),
@@ -117,7 +123,33 @@ class Sampler:
             ),
             penalties=self._build_penalties(sampling),
             banned=_build_banned(sampling),
+            allowed=allowed,
         )
+        return batch, failures
+
+    def _write_masks(
+        self, sampling: Sequence[ScheduledSequence], vocab_size: int
+    ) -> tuple[tuple[np.ndarray, np.ndarray] | None, dict[int, str]]:
+        """SamplingBatch.allowed, and the failures."""
+        rows = [row for row, sequence in enumerate(sampling) if sequence.grammar is not None]
+        failures: dict[int, str] = {}
+        if not rows:
+            return None, failures
+        num_words = -(-vocab_size // 32)
+        if self._masks.shape[0] < len(rows) or self._masks.shape[1] != num_words:
+            self._masks = np.empty((len(rows), num_words), np.int32)
+        masks = self._masks[: len(rows)]
+        for row, mask in zip(rows, masks, strict=True):
+            sequence = sampling[row]
+            assert sequence.grammar is not None
+            try:
+                sequence.grammar.write_mask(mask)
+            except RequestFailedError as error:
+                failures[sequence.seq_id] = error.message
+                mask.fill(-1)  # what is sampled does not matter
+            else:
+                _exclude(mask, sequence.banned_token_ids)
+        return (np.array(rows, np.int32), masks), failures
 
     def _build_penalties(self, sampling: Sequence[ScheduledSequence]) -> PenaltyRows | None:
         rows = [
@@ -165,8 +197,26 @@ def _position_of_next(sequence: ScheduledSequence) -> int:
     return sequence.num_computed_tokens + sequence.num_scheduled_tokens
 
 
+def _exclude(mask: np.ndarray, token_ids: Sequence[int]) -> None:
+    """Clear the tokens' bits, unless none would be left: text that is complete ends, whatever else was asked for."""
+    if not token_ids:
+        return
+    words = mask.view(np.uint32)
+    kept = {token_id // 32: words[token_id // 32] for token_id in token_ids}
+    for token_id in token_ids:
+        words[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+    if not mask.any():
+        for index, word in kept.items():
+            words[index] = word
+
+
 def _build_banned(sampling: Sequence[ScheduledSequence]) -> tuple[np.ndarray, np.ndarray] | None:
-    pairs = [(row, token_id) for row, sequence in enumerate(sampling) for token_id in sequence.banned_token_ids]
+    pairs = [
+        (row, token_id)
+        for row, sequence in enumerate(sampling)
+        if sequence.grammar is None  # else its mask excludes them
+        for token_id in sequence.banned_token_ids
+    ]
     if not pairs:
         return None
     rows, token_ids = zip(*pairs, strict=True)
@@ -195,12 +245,17 @@ def _to_device(ops: Ops, batch: SamplingBatch) -> SamplingBatch:
         num_logprobs=move(batch.num_logprobs),
         penalties=penalties,
         banned=None if batch.banned is None else (move(batch.banned[0]), move(batch.banned[1])),
+        allowed=None if batch.allowed is None else (move(batch.allowed[0]), move(batch.allowed[1])),
     )
 
 
-def _make_output(sampling: Sequence[ScheduledSequence], sampled: SampledRows, logits: Array) -> ModelRunnerOutput:
-    output = ModelRunnerOutput()
+def _make_output(
+    sampling: Sequence[ScheduledSequence], sampled: SampledRows, logits: Array, failures: dict[int, str]
+) -> ModelRunnerOutput:
+    output = ModelRunnerOutput(failures=failures)
     for row, (sequence, token_id) in enumerate(zip(sampling, sampled.token_ids.tolist(), strict=True)):
+        if sequence.seq_id in failures:
+            continue
         if token_id < 0:
             output.failures[sequence.seq_id] = _explain_failure(logits, row)
             continue

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.core.engine_core import EngineCore
-from octavo.core.interfaces import CoreConfig, ScheduledSequence, SchedulerOutput, SequenceOutput, StepResult
+from octavo.core.interfaces import (
+    CoreConfig,
+    GrammarSpec,
+    ScheduledSequence,
+    SchedulerOutput,
+    SequenceOutput,
+    StepResult,
+)
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.sequence import Sequence
@@ -57,7 +64,14 @@ class TinyCore:
         self.sequences: dict[str, list[Sequence]] = {}
 
     def add(
-        self, request_id: str, prompt: range | tuple[int, ...], *, priority: int = 0, salt: str = "", **params: Any
+        self,
+        request_id: str,
+        prompt: range | tuple[int, ...],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        grammar: GrammarSpec | None = None,
+        **params: Any,
     ) -> list[SequenceOutput]:
         request = Request(
             request_id=request_id,
@@ -67,6 +81,7 @@ class TinyCore:
             eos_token_ids=(EOS,),
             priority=priority,
             cache_salt=salt,
+            grammar=grammar,
         )
         outputs = self.core.add(request, 0.0)
         self.told += outputs

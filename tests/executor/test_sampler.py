@@ -13,6 +13,7 @@ from octavo.core.interfaces import ScheduledSequence, SchedulerOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.sampler import Sampler, random_numbers
 from octavo.ops.reference import ReferenceOps
+from tests.fakes import FakeGrammar
 
 VOCAB_SIZE = 16
 
@@ -21,6 +22,7 @@ def sampling(
     seq_id: int, token_ids: list[int], num_prompt_tokens: int | None = None, seed: int = 0, **params: Any
 ) -> ScheduledSequence:
     banned = params.pop("banned_token_ids", ())
+    grammar = params.pop("grammar", None)
     return ScheduledSequence(
         seq_id=seq_id,
         token_ids=token_ids,
@@ -33,6 +35,7 @@ def sampling(
         sampling_params=SamplingParams(**params),
         seed=seed,
         banned_token_ids=banned,
+        grammar=grammar,
     )
 
 
@@ -89,11 +92,12 @@ def test_random_numbers_are_uniform_and_independent(by: str) -> None:
 
 
 def test_settings_become_rows_in_order() -> None:
-    batch = Sampler(ReferenceOps()).build_batch(
+    batch, _ = Sampler(ReferenceOps()).build_batch(
         [
             sampling(1, [3, 4], temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=11),
             sampling(2, [3], temperature=0.0, logprobs=5, banned_token_ids=(2, 9)),
-        ]
+        ],
+        VOCAB_SIZE,
     )
     assert batch.temperature.tolist() == [0.5, 0.0]
     assert batch.top_k.tolist() == [7, 0]
@@ -107,13 +111,14 @@ def test_settings_become_rows_in_order() -> None:
 
 
 def test_only_rows_with_penalties_are_listed() -> None:
-    batch = Sampler(ReferenceOps()).build_batch(
+    batch, _ = Sampler(ReferenceOps()).build_batch(
         [
             sampling(1, [1, 2]),
             sampling(2, [5, 6, 5, 7, 6, 6], num_prompt_tokens=3, presence_penalty=0.5),
             sampling(3, [1, 2]),
             sampling(4, [8, 8], num_prompt_tokens=2, repetition_penalty=1.25, frequency_penalty=-1.0),
-        ]
+        ],
+        VOCAB_SIZE,
     )
     penalties = batch.penalties
     assert penalties is not None
@@ -127,7 +132,7 @@ def test_only_rows_with_penalties_are_listed() -> None:
 
 
 def penalties_of(sampler: Sampler, sequence: ScheduledSequence) -> dict[int, int]:
-    penalties = sampler.build_batch([sequence]).penalties
+    penalties = sampler.build_batch([sequence], VOCAB_SIZE)[0].penalties
     assert penalties is not None
     return dict(zip(penalties.token_ids.tolist(), penalties.output_counts.tolist(), strict=True))
 
@@ -250,3 +255,46 @@ def test_a_repetition_penalty_keeps_prompt_tokens_away() -> None:
 def _not_sampling(sequence: ScheduledSequence) -> ScheduledSequence:
     sequence.is_sampling = False
     return sequence
+
+
+# --- grammars -------------------------------------------------------------------------------------------------
+
+
+def test_only_what_the_grammar_allows_is_sampled() -> None:
+    plan = SchedulerOutput(
+        scheduled=[
+            sampling(1, [1], grammar=FakeGrammar([{3, 5}])),
+            sampling(2, [1]),
+            sampling(3, [1], grammar=FakeGrammar([{7}]), logprobs=1),
+        ]
+    )
+    for seed in range(20):
+        sampler, logits = Sampler(ReferenceOps()), logits_of(3, seed)
+        best = int(logits[2].argmax())
+        output = sampler.sample(logits, plan)
+        assert output.token_ids[1] in (3, 5)
+        assert output.token_ids[3] == 7
+        assert output.logprobs[3].top[0][0] == best  # of the raw row
+
+
+def test_end_tokens_are_excluded_from_a_mask_that_has_others() -> None:
+    logits = np.zeros((1, VOCAB_SIZE), np.float32)
+    logits[0, 9] = 100.0
+    banned = (9, 2)
+    plan = SchedulerOutput(scheduled=[sampling(1, [1], grammar=FakeGrammar([{4, 9}]), banned_token_ids=banned)])
+    assert Sampler(ReferenceOps()).sample(logits.copy(), plan).token_ids == {1: 4}
+    plan = SchedulerOutput(scheduled=[sampling(1, [1], grammar=FakeGrammar([{9}]), banned_token_ids=banned)])
+    assert Sampler(ReferenceOps()).sample(logits.copy(), plan).token_ids == {1: 9}
+
+
+def test_a_grammar_that_gives_up_fails_its_own_sequence_only() -> None:
+    plan = SchedulerOutput(
+        scheduled=[
+            sampling(1, [1], grammar=FakeGrammar([{3}])),
+            sampling(2, [1], grammar=FakeGrammar([None])),
+            sampling(3, [1]),
+        ]
+    )
+    output = Sampler(ReferenceOps()).sample(logits_of(3), plan)
+    assert set(output.token_ids) == {1, 3}
+    assert output.failures == {2: "The fake grammar gives up."}
