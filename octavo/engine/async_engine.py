@@ -10,22 +10,22 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from octavo.config import DEFAULT_MODEL, EngineArgs
-from octavo.core.interfaces import FinishReason, SequenceOutput, StepStats
+from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput, StepStats
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.client import EngineClient, EngineState
+from octavo.engine.grammar_door import GrammarDoor
 from octavo.engine.loaded import DEFAULT_EXECUTOR, OnProgress
 from octavo.engine.messages import AbortRequests, AbortSequence, AddRequest, Ready, Start, Step, pack_engine_args
 from octavo.engine.model_files import collect_eos_token_ids, fetch_source, find_chat_template, load_tokenizer
 from octavo.engine.outputs import CompletionDelta
 from octavo.engine.request_stream import RequestStream
+from octavo.engine.run_in_thread import run_in_thread
 from octavo.engine.stats import EngineStats
 from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
 from octavo.errors import EngineDeadError, OctavoError
@@ -36,8 +36,6 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.weights.source import ModelSource
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,7 @@ class AsyncEngine:
         self.stats = EngineStats()
         self._client = client
         self._seeds = SeedSource(args.seed)
+        self._grammar_door = GrammarDoor(tokenizer, client.send)
         self._streams: dict[str, RequestStream] = {}
         self._numbers = itertools.count()
         self._is_draining = False
@@ -100,7 +99,7 @@ class AsyncEngine:
             loop.call_soon_threadsafe(report_progress, what, num_done, num_total)
 
         if source is None:
-            source = await _run_in_thread(partial(fetch_source, args, report_from_thread))
+            source = await run_in_thread(partial(fetch_source, args, report_from_thread))
         engine: AsyncEngine | None = None
 
         def on_step(step: Step) -> None:
@@ -127,7 +126,7 @@ class AsyncEngine:
         starting = asyncio.ensure_future(client.start(command))
         try:
             if tokenizer is None:
-                tokenizer = await _run_in_thread(partial(load_tokenizer, source))
+                tokenizer = await run_in_thread(partial(load_tokenizer, source))
             ready = await starting
             engine = cls(args, tokenizer, client, ready)
         except BaseException:
@@ -148,6 +147,14 @@ class AsyncEngine:
         token_ids = check_prompt(prompt_token_ids, self._limits, prompt_param)
         resolve_params(len(token_ids), params, self._limits, prompt_param)
 
+    async def prepare_grammar(self, spec: GrammarSpec, param: str = "response_format") -> None:
+        """Compile a grammar in a worker thread, so that a bad one is refused before the answer begins.
+
+        param: the API's field that it came from
+        Raises InvalidRequestError(code="invalid_grammar"). Quick for a grammar seen before.
+        """
+        await self._grammar_door.check(spec, param)
+
     def generate(
         self,
         prompt_token_ids: Iterable[int],
@@ -156,10 +163,12 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Check the request at once, send it when the stream is first read, and stream its deltas; one is final.
 
         request_id: any name, also one that is in use: it is for `abort` and for logs
+        grammar:    constrains the text; `prepare_grammar` says before whether it can be used, else the stream raises it
         Closing the stream, or cancelling its reader, aborts the request.
         Raises InvalidRequestError or EngineDeadError here; EngineDeadError from the stream when the engine dies.
         """
@@ -173,6 +182,7 @@ class AsyncEngine:
             self._seeds,
             priority=priority,
             cache_salt=cache_salt,
+            grammar=grammar,
         )
         return self._stream(RequestStream(name, request, self.tokenizer))
 
@@ -230,7 +240,12 @@ class AsyncEngine:
     # --- streams ----------------------------------------------------------------------------------------------
 
     async def _stream(self, stream: RequestStream) -> AsyncGenerator[CompletionDelta, None]:
+        grammar = stream.request.grammar
+        if grammar is not None:
+            await self._grammar_door.check(grammar, "grammar")
         self._check_accepting()
+        if grammar is not None:
+            self._grammar_door.send_vocabulary()
         self._client.send(AddRequest(stream.request))
         self._streams[stream.request.request_id] = stream
         self._is_empty.clear()
@@ -346,37 +361,12 @@ class AsyncEngine:
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_ids=eos_token_ids,
         )
+        self._grammar_door.note_engine(ready.vocab_size, eos_token_ids)
         self._push_stats(ready.stats)
 
     def _push_stats(self, stats: StepStats) -> None:
         self.stats.push(stats)
         self.metrics.push_step(stats)
-
-
-async def _run_in_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but when we are cancelled (Ctrl-C during a download) nothing waits for the thread."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = function()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="octavo-start", daemon=True).start()
-    return await done
 
 
 def _ignore_progress(what: str, num_done: int, num_total: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from octavo.config import EngineArgs
 from octavo.core.engine_core import EngineCore
-from octavo.core.interfaces import FinishReason, SequenceOutput
+from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.loaded import DEFAULT_EXECUTOR, ExecutorFactory, OnProgress, find_executor_factory
@@ -23,12 +23,17 @@ from octavo.engine.stats import EngineStats
 from octavo.engine.text_output import OutputAccumulator, RequestText
 from octavo.engine.validation import RequestLimits, SeedSource, make_request
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+from octavo.structured.compile import validate_spec
+from octavo.structured.grammar import make_grammar_factory
+from octavo.structured.request import find_spec
+from octavo.structured.vocabulary import Vocabulary, vocabulary_of
 from octavo.text.chat_template import encode_chat
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights.source import ModelSource
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
+StructuredOutputs = Mapping[str, Any] | GrammarSpec
 
 
 class LLM:
@@ -70,7 +75,7 @@ class LLM:
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_ids=collect_eos_token_ids(self.tokenizer, executor.model_config.eos_token_ids),
         )
-        self._core = EngineCore(executor, executor.config.core)
+        self._core = EngineCore(executor, executor.config.core, make_grammar_factory(self._load_vocabulary))
         self._seeds = SeedSource(args.seed)
         self._stats = EngineStats()
         self._next_request = 0
@@ -83,16 +88,19 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | int | None = None,
+        structured_outputs: StructuredOutputs | Sequence[StructuredOutputs | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts: texts, lists of token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
 
         One SamplingParams for all, or one for each prompt. The outputs are in the order of the prompts.
+        structured_outputs: what the text must satisfy, in vLLM's form: {"json": schema}, {"regex": pattern},
+            {"choice": [...]}, {"grammar": Lark text}, {"json_object": True}; for all, or one for each prompt
         Raises InvalidRequestError before any work, RequestFailedError when the engine failed at one of them.
         """
         each = _as_prompt_list(prompts)
         texts = [_prompt_text(prompt) for prompt in each]
         token_ids = [self._encode(prompt, index, len(each)) for index, prompt in enumerate(each)]
-        return self._run(texts, token_ids, sampling_params, "prompt", use_tqdm, priority)
+        return self._run(texts, token_ids, sampling_params, "prompt", use_tqdm, priority, structured_outputs)
 
     def chat(
         self,
@@ -104,6 +112,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | int | None = None,
+        structured_outputs: StructuredOutputs | Sequence[StructuredOutputs | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of them, through the model's own chat template."""
         if self.chat_template is None:
@@ -125,7 +134,7 @@ class LLM:
             for conversation in conversations
         ]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in token_ids]
-        return self._run(list(texts), token_ids, sampling_params, "messages", use_tqdm, priority)
+        return self._run(list(texts), token_ids, sampling_params, "messages", use_tqdm, priority, structured_outputs)
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -148,13 +157,15 @@ class LLM:
         prompt_param: str,
         use_tqdm: bool,
         priority: Sequence[int] | int | None,
+        structured_outputs: StructuredOutputs | Sequence[StructuredOutputs | None] | None,
     ) -> list[RequestOutput]:
         if self._is_broken:
             raise EngineDeadError("This engine was interrupted in the middle of a step; make a new LLM.")
         params = _for_each(sampling_params if sampling_params is not None else SamplingParams(), len(texts), "params")
         priorities = _for_each(priority if priority is not None else 0, len(texts), "priority")
+        grammars = [_read_grammar(each) for each in _for_each(structured_outputs, len(texts), "structured_outputs")]
         requests = [
-            self._make_request(ids, params[i], priorities[i], _param_of(prompt_param, i, len(texts)))
+            self._make_request(ids, params[i], priorities[i], grammars[i], _param_of(prompt_param, i, len(texts)))
             for i, ids in enumerate(token_ids)
         ]
         answers = {
@@ -165,7 +176,14 @@ class LLM:
         _raise_first_failure(list(answers.values()))
         return [answer.accumulator.output for answer in answers.values()]
 
-    def _make_request(self, ids: Sequence[int], params: SamplingParams, priority: int, prompt_param: str) -> Request:
+    def _make_request(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        grammar: GrammarSpec | None,
+        prompt_param: str,
+    ) -> Request:
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(
                 f"sampling_params is {params!r:.80}, but it must be a SamplingParams.",
@@ -176,8 +194,18 @@ class LLM:
         request_id = str(self._next_request)
         self._next_request += 1
         return make_request(
-            request_id, ids, params, self.limits, self._seeds, priority=priority, prompt_param=prompt_param
+            request_id,
+            ids,
+            params,
+            self.limits,
+            self._seeds,
+            priority=priority,
+            grammar=grammar,
+            prompt_param=prompt_param,
         )
+
+    def _load_vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.tokenizer, self.limits.vocab_size, self.limits.eos_token_ids)
 
     def _compute(self, answers: Mapping[str, _Answer], progress: PromptProgress) -> None:
         """Run until every answer is complete; when interrupted, abort them all, so that the engine can be used on."""
@@ -244,6 +272,18 @@ class _Answer:
         self.request = request
         self.text = RequestText(tokenizer, params, len(request.prompt_token_ids))
         self.accumulator = OutputAccumulator(request.request_id, prompt, request.prompt_token_ids, params, tokenizer)
+
+
+def _read_grammar(structured_outputs: StructuredOutputs | None) -> GrammarSpec | None:
+    if structured_outputs is None:
+        return None
+    if isinstance(structured_outputs, GrammarSpec):
+        spec: GrammarSpec | None = structured_outputs
+    else:
+        spec = find_spec(structured_outputs=structured_outputs)
+    if spec is not None:
+        validate_spec(spec, "structured_outputs")
+    return spec
 
 
 def _raise_first_failure(answers: Sequence[_Answer]) -> None:

@@ -15,6 +15,7 @@ from octavo.config import EngineArgs
 from octavo.core.interfaces import SequenceOutput, StepStats
 from octavo.core.request import Request
 from octavo.report import StartReport
+from octavo.structured.vocabulary import Vocabulary
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -53,6 +54,12 @@ class AbortSequence(_Message, frozen=True):
     index: int
 
 
+class SetVocabulary(_Message, frozen=True):
+    """Sent once, before the first request with a grammar: the engine process has no tokenizer."""
+
+    vocabulary: Vocabulary
+
+
 class Ping(_Message, frozen=True):
     """Answered by Reply from the engine loop, after the step that follows."""
 
@@ -69,7 +76,7 @@ class Shutdown(_Message, frozen=True):
     """Leave at once."""
 
 
-Command = Start | AddRequest | AbortRequests | AbortSequence | Ping | ResetPrefixCache | Shutdown
+Command = Start | AddRequest | AbortRequests | AbortSequence | SetVocabulary | Ping | ResetPrefixCache | Shutdown
 
 
 # --- events -----------------------------------------------------------------------------------------------------

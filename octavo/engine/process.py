@@ -38,6 +38,7 @@ from octavo.engine.messages import (
     Ready,
     Reply,
     ResetPrefixCache,
+    SetVocabulary,
     Shutdown,
     Start,
     Step,
@@ -46,6 +47,7 @@ from octavo.engine.messages import (
     unpack_engine_args,
 )
 from octavo.errors import ClientError, ConfigError
+from octavo.structured.grammar import make_grammar_factory
 from octavo.weights.model_source import ModelSource
 
 # How long a last message may take to leave; the parent reads at once unless it is gone.
@@ -107,6 +109,8 @@ class EngineLoop:
         elif isinstance(command, AbortRequests):
             for request_id in command.request_ids:
                 outputs += core.abort(request_id)
+        elif isinstance(command, SetVocabulary):
+            core.grammar_factory = make_grammar_factory(command.vocabulary)
         elif isinstance(command, ResetPrefixCache):
             core.reset_prefix_cache()
             replies.append(Reply(command.call_id, True))

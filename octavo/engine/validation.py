@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.core.interfaces import GrammarSpec
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidRequestError
@@ -54,6 +55,7 @@ def make_request(
     *,
     priority: int = 0,
     cache_salt: str = "",
+    grammar: GrammarSpec | None = None,
     prompt_param: str = "prompt",
 ) -> Request:
     """prompt_param: the field that the prompt came from, for errors. Raises InvalidRequestError."""
@@ -68,6 +70,7 @@ def make_request(
         arrival_time=time.monotonic(),
         priority=priority,
         cache_salt=cache_salt,
+        grammar=grammar,
     )
 
 
