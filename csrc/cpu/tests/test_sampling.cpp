@@ -22,7 +22,9 @@ struct Options {
 struct Penalty {
   std::vector<int32_t> tokens, counts;
   float presence = 0.0f, frequency = 0.0f, repetition = 1.0f;
-  std::vector<int32_t> banned;
+  std::vector<int32_t> banned, allowed;  // allowed: empty means no mask
+  std::vector<int32_t> bias_tokens;
+  std::vector<float> bias;
 };
 
 struct Sampled {
@@ -37,7 +39,8 @@ Sampled sample(const Kernels& kernels, std::vector<float> logits, const Options&
   const int size = static_cast<int>(logits.size()), top_width = 6;
   Sampled out{-2, 0.0f, std::vector<int32_t>(top_width), std::vector<float>(top_width)};
   const int32_t penalty_row = 0;
-  std::vector<int32_t> start = {0, 0}, banned_rows;
+  std::vector<int32_t> start = {0, 0}, banned_rows, bias_rows;
+  std::vector<uint32_t> mask;
   SampleCall call{};
   call.logits = logits.data();
   call.logits_stride = size;
@@ -62,6 +65,16 @@ Sampled sample(const Kernels& kernels, std::vector<float> logits, const Options&
     call.num_banned = static_cast<int>(penalty->banned.size());
     call.banned_rows = banned_rows.data();
     call.banned_tokens = penalty->banned.data();
+    mask.assign((size + 31) / 32, 0);
+    for (int32_t token : penalty->allowed) mask[token / 32] |= 1u << (token % 32);
+    call.num_allowed = penalty->allowed.empty() ? 0 : 1;
+    call.allowed_rows = &penalty_row;
+    call.allowed = mask.data();
+    bias_rows.assign(penalty->bias.size(), 0);
+    call.num_bias = static_cast<int>(penalty->bias.size());
+    call.bias_rows = bias_rows.data();
+    call.bias_tokens = penalty->bias_tokens.data();
+    call.bias = penalty->bias.data();
   }
   call.token_ids = &out.token_id;
   call.logprobs = &out.logprob;
@@ -160,6 +173,24 @@ void test_edges(const Kernels& kernels) {
   check(sample(kernels, logits, greedy, 0.5, &penalty).token_id == 30, "%s sample: penalties", kernels.name);
   penalty.banned = {30, 5};
   check(sample(kernels, logits, greedy, 0.5, &penalty).token_id == 20, "%s sample: a banned token", kernels.name);
+
+  // Masks: words of 32 tokens with all, some and none allowed, and the last word cut short.
+  for (int size : {1, 31, 32, 33, 64, 100, 1000}) {
+    std::vector<float> rising(size);
+    for (int token = 0; token < size; ++token) rising[token] = static_cast<float>(token);
+    for (int largest : {0, size / 3, size / 2, size - 1}) {
+      Penalty masked;
+      masked.allowed = {largest / 2, largest};
+      const int drawn = sample(kernels, rising, Options(), 0.3, &masked).token_id;
+      check(sample(kernels, rising, greedy, 0.5, &masked).token_id == largest &&
+                (drawn == largest || drawn == largest / 2),
+            "%s sample: a mask of %d tokens up to %d", kernels.name, size, largest);
+    }
+  }
+  Penalty biased;
+  biased.bias_tokens = {3, 36};
+  biased.bias = {2.5f, 3.5f};
+  check(sample(kernels, logits, greedy, 0.5, &biased).token_id == 36, "%s sample: a bias", kernels.name);
 }
 
 }  // namespace
