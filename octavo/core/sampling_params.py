@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from octavo.errors import InvalidRequestError
 
 # The largest number of alternatives reported for each token; OpenAI's limit for top_logprobs.
 MAX_LOGPROBS = 20
 MAX_N = 128
+MAX_LOGIT_BIAS = 100.0  # OpenAI's
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 256
 # Logits are multiplied and divided by it: within this, and its inverse, they stay finite in float32.
 MAX_REPETITION_PENALTY = 1e6
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
@@ -32,9 +37,15 @@ class SamplingParams:
     ignore_eos:         go on after the model's end-of-sequence tokens
     presence_penalty, frequency_penalty: in [-2, 2], over the generated tokens
     repetition_penalty: in [1e-6, 1e6], over prompt and generated tokens (Keskar et al. 2019); 1 is off
+    logit_bias:         {token id: -100 to 100}, added to the logits after the penalties; kept as pairs
+    allowed_token_ids:  nothing but these is sampled, so an end token only if it is among them; None allows all
+    bad_words:          texts that are not generated: the token that would complete one, as the tokenizer writes it with
+                        and without a space before, is not sampled. Other spellings of it in tokens are not seen
+    bad_words_token_ids: made of bad_words at the engine's border
     logprobs:           None for none, else the number of alternatives (0 to 20) beside the sampled token's own,
                         all from the model's raw logits, before penalties and temperature
     skip_special_tokens: leave special tokens out of the text
+    include_stop_str_in_output: keep the stop string, or the stop token's text, at the end of the text
 
     Raises InvalidRequestError, with the field's name as `param`.
     """
@@ -53,8 +64,13 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -62,6 +78,12 @@ class SamplingParams:
             set_field(self, "stop", (self.stop,))
         set_field(self, "stop", tuple(self.stop or ()))
         set_field(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_field(self, "logit_bias", _read_logit_bias(self.logit_bias))
+        if isinstance(self.bad_words, str):
+            set_field(self, "bad_words", (self.bad_words,))
+        set_field(self, "bad_words", tuple(self.bad_words or ()))
+        if self.allowed_token_ids is not None:
+            set_field(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         if self.top_k == -1:
             set_field(self, "top_k", 0)
 
@@ -86,8 +108,21 @@ class SamplingParams:
                 _refuse("stop", text, "a stop string must not be empty")
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                _refuse("allowed_token_ids", [], "at least one token must be allowed; leave it out to allow all")
+            for token_id in self.allowed_token_ids:
+                _check_int("allowed_token_ids", token_id, 0, 2**31 - 1)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            _refuse("bad_words", f"a list of {len(self.bad_words)}", f"it may have at most {MAX_BAD_WORDS} entries")
+        for word in self.bad_words:
+            if not isinstance(word, str):
+                _refuse("bad_words", word, "each bad word must be a string")
+            if not word.strip():
+                _refuse("bad_words", word, "a bad word must not be empty")
         _check_bool("ignore_eos", self.ignore_eos)
         _check_bool("skip_special_tokens", self.skip_special_tokens)
+        _check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.repetition_penalty == 0.0:
@@ -101,7 +136,29 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-def _refuse(param: str, value: object, rule: str) -> None:
+def _read_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """A mapping, or pairs; ids may be written as text, as JSON does."""
+    if not value:
+        return ()
+    pairs = value.items() if isinstance(value, Mapping) else value
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        _refuse("logit_bias", value, 'it must be an object such as {"50": -100}')
+    read: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            _refuse("logit_bias", value, 'it must be an object such as {"50": -100}')
+        token_id, bias = pair
+        if isinstance(token_id, str) and token_id.isascii() and token_id.isdigit():
+            token_id = int(token_id[:11])  # too many digits for any vocabulary stay so
+        _check_int("logit_bias", token_id, 0, 2**31 - 1, hint="its keys are token ids")
+        _check_number("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        read[token_id] = float(bias)
+    if len(read) > MAX_BIASED_TOKENS:
+        _refuse("logit_bias", f"an object of {len(read)}", f"it may have at most {MAX_BIASED_TOKENS} entries")
+    return tuple(read.items())
+
+
+def _refuse(param: str, value: object, rule: str) -> NoReturn:
     raise InvalidRequestError(f"{param} is {value!r}, but {rule}.", param=param, value=value)
 
 

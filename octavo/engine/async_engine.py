@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -164,11 +164,13 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         grammar: GrammarSpec | None = None,
+        shown_token_ids: Collection[int] = (),
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Check the request at once, send it when the stream is first read, and stream its deltas; one is final.
 
         request_id: any name, also one that is in use: it is for `abort` and for logs
         grammar:    constrains the text; `prepare_grammar` says before whether it can be used, else the stream raises it
+        shown_token_ids: special tokens whose text is written out although special tokens are skipped
         Closing the stream, or cancelling its reader, aborts the request.
         Raises InvalidRequestError or EngineDeadError here; EngineDeadError from the stream when the engine dies.
         """
@@ -184,7 +186,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             grammar=grammar,
         )
-        return self._stream(RequestStream(name, request, self.tokenizer))
+        return self._stream(RequestStream(name, request, self.tokenizer, shown_token_ids))
 
     async def abort(self, request_id: str) -> bool:
         """End the requests of that name: their streams end with finish_reason "abort". False when there is none."""
@@ -360,6 +362,7 @@ class AsyncEngine:
             vocab_size=ready.vocab_size,
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_ids=eos_token_ids,
+            encode_plain=self.tokenizer.encode_plain,
         )
         self._grammar_door.note_engine(ready.vocab_size, eos_token_ids)
         self._push_stats(ready.stats)

@@ -74,6 +74,7 @@ class LLM:
             vocab_size=executor.model_config.vocab_size,
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_ids=collect_eos_token_ids(self.tokenizer, executor.model_config.eos_token_ids),
+            encode_plain=self.tokenizer.encode_plain,
         )
         self._core = EngineCore(executor, executor.config.core, make_grammar_factory(self._load_vocabulary))
         self._seeds = SeedSource(args.seed)

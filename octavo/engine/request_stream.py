@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from octavo.core.request import Request
 from octavo.engine.outputs import CompletionDelta
@@ -20,11 +21,11 @@ class RequestStream:
 
     __slots__ = ("_error", "_pending", "_waiter", "last_token_at", "name", "num_tokens", "request", "text")
 
-    def __init__(self, name: str, request: Request, tokenizer: Tokenizer):
+    def __init__(self, name: str, request: Request, tokenizer: Tokenizer, shown_token_ids: Collection[int] = ()):
         params = request.sampling_params
         self.name = name
         self.request = request
-        self.text = RequestText(tokenizer, params, len(request.prompt_token_ids))
+        self.text = RequestText(tokenizer, params, len(request.prompt_token_ids), shown_token_ids)
         self.last_token_at = [0.0] * params.n
         self.num_tokens = 0
         self._pending: dict[int, CompletionDelta] = {}

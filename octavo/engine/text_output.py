@@ -5,7 +5,7 @@ Pure: no sockets, no clock. The caller tells the core when a stop string has end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from octavo.core.interfaces import FinishReason, SequenceOutput, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
@@ -16,10 +16,19 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class RequestText:
-    """The text side of one request: its n sequences, and which delta is the last."""
+    """The text side of one request: its n sequences, and which delta is the last.
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, num_prompt_tokens: int):
-        self._sequences = [_SequenceText(tokenizer, params) for _ in range(params.n)]
+    shown_token_ids: see IncrementalDetokenizer
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        shown_token_ids: Collection[int] = (),
+    ):
+        self._sequences = [_SequenceText(tokenizer, params, shown_token_ids) for _ in range(params.n)]
         self._num_unfinished = params.n
         self._num_prompt_tokens = num_prompt_tokens
 
@@ -62,10 +71,21 @@ class RequestText:
 
 
 class _SequenceText:
-    __slots__ = ("_checker", "_detokenizer", "_min_tokens", "_num_tokens", "_skips_special_tokens", "is_finished")
+    __slots__ = (
+        "_checker",
+        "_detokenizer",
+        "_includes_stop",
+        "_min_tokens",
+        "_num_tokens",
+        "_skips_special_tokens",
+        "is_finished",
+    )
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams):
-        self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens, is_continuation=True)
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, shown_token_ids: Collection[int]):
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, params.skip_special_tokens, is_continuation=True, shown_token_ids=shown_token_ids
+        )
+        self._includes_stop = params.include_stop_str_in_output
         self._checker = StopChecker(params.stop) if params.stop else None
         self._min_tokens = params.min_tokens
         self._skips_special_tokens = params.skip_special_tokens
@@ -78,12 +98,15 @@ class _SequenceText:
         # The token that ended the generation is counted, but its text is no part of the answer: a stop token is like a
         # stop string, and an end token is a control token, even where the tokenizer's files do not mark it as one.
         is_ended_by_token = reason is FinishReason.STOP and not output.ends_in_text
-        if is_ended_by_token and (self._skips_special_tokens or output.stop_reason is not None):
+        is_left_out = self._skips_special_tokens if output.stop_reason is None else not self._includes_stop
+        if is_ended_by_token and is_left_out:
             shown = shown[:-1]
         text, num_shown, stop = self._push_tokens(shown)
         if stop is None and reason is not None:
             rest, stop = self._finish()
             text += rest
+        if stop is not None and self._includes_stop:
+            text += stop
         if stop is None:
             return CompletionDelta(
                 index=output.index,

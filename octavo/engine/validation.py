@@ -10,7 +10,7 @@ import operator
 import random
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,14 @@ class RequestLimits:
     vocab_size:    rows of the model's embedding; token ids are below it
     bos_token_id:  what an empty prompt starts from; None refuses it
     eos_token_ids: end the generation unless the request says ignore_eos
+    encode_plain:  of the tokenizer, for bad_words; without it they are refused
     """
 
     max_model_len: int
     vocab_size: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    encode_plain: Callable[[str, bool], list[int]] | None = None
 
 
 class SeedSource:
@@ -128,18 +130,42 @@ def resolve_params(
             value=params.min_tokens,
             code="context_length_exceeded",
         )
-    for token_id in params.stop_token_ids:
+    _check_token_ids("stop_token_ids", params.stop_token_ids, limits)
+    _check_token_ids("allowed_token_ids", params.allowed_token_ids or (), limits)
+    _check_token_ids("logit_bias", (token_id for token_id, _ in params.logit_bias), limits)
+    if params.max_tokens is not None and not params.bad_words:
+        return params
+    return dataclasses.replace(
+        params,
+        max_tokens=room if params.max_tokens is None else params.max_tokens,
+        bad_words_token_ids=_encode_bad_words(params.bad_words, limits),
+    )
+
+
+def _check_token_ids(param: str, token_ids: Iterable[int], limits: RequestLimits) -> None:
+    for token_id in token_ids:
         if token_id >= limits.vocab_size:
             raise InvalidRequestError(
-                f"stop_token_ids has the token id {token_id}, but this model's vocabulary has the ids "
+                f"{param} has the token id {token_id}, but this model's vocabulary has the ids "
                 f"0 to {limits.vocab_size - 1}.",
-                param="stop_token_ids",
+                param=param,
                 value=token_id,
                 code="token_id_out_of_range",
             )
-    if params.max_tokens is not None:
-        return params
-    return dataclasses.replace(params, max_tokens=room)
+
+
+def _encode_bad_words(words: Iterable[str], limits: RequestLimits) -> tuple[tuple[int, ...], ...]:
+    """Each word as the tokenizer writes it within a text: as it stands, and with a space before."""
+    encoded: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, " " + word.lstrip()):
+            token_ids = tuple(limits.encode_plain(text, True)) if limits.encode_plain is not None else ()
+            if not token_ids or max(token_ids) >= limits.vocab_size:
+                raise InvalidRequestError(
+                    f"bad_words has {word!r}, which this model cannot write.", param="bad_words", value=word
+                )
+            encoded[token_ids] = None
+    return tuple(encoded)
 
 
 def _to_plain_ints(token_ids: Iterable[Any], param: str) -> tuple[int, ...]:

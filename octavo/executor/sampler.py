@@ -85,16 +85,18 @@ class Sampler:
     def __init__(self, ops: Ops):
         self._ops = ops
         self._counts: dict[int, TokenCounts] = {}
+        self._allowed: dict[int, np.ndarray] = {}  # the masks of allowed_token_ids
         self._masks = np.empty((0, 0), np.int32)  # of the last step, as large as any before
 
     @property
     def num_kept_sequences(self) -> int:
-        return len(self._counts)
+        return len(self._counts.keys() | self._allowed.keys())
 
     def drop(self, seq_ids: Sequence[int]) -> None:
         """Forget sequences that ended or were preempted; unknown ones are fine."""
         for seq_id in seq_ids:
             self._counts.pop(seq_id, None)
+            self._allowed.pop(seq_id, None)
 
     def sample(self, logits: Array, plan: SchedulerOutput) -> ModelRunnerOutput:
         """logits: [R, vocab_size] float32, one row for each sequence with is_sampling, in order; changed in place."""
@@ -124,6 +126,7 @@ class Sampler:
             penalties=self._build_penalties(sampling),
             banned=_build_banned(sampling),
             allowed=allowed,
+            bias=_build_bias(sampling),
         )
         return batch, failures
 
@@ -131,7 +134,7 @@ class Sampler:
         self, sampling: Sequence[ScheduledSequence], vocab_size: int
     ) -> tuple[tuple[np.ndarray, np.ndarray] | None, dict[int, str]]:
         """SamplingBatch.allowed, and the failures."""
-        rows = [row for row, sequence in enumerate(sampling) if sequence.grammar is not None]
+        rows = [row for row, sequence in enumerate(sampling) if _has_mask(sequence)]
         failures: dict[int, str] = {}
         if not rows:
             return None, failures
@@ -140,16 +143,40 @@ class Sampler:
             self._masks = np.empty((len(rows), num_words), np.int32)
         masks = self._masks[: len(rows)]
         for row, mask in zip(rows, masks, strict=True):
-            sequence = sampling[row]
-            assert sequence.grammar is not None
-            try:
-                sequence.grammar.write_mask(mask)
-            except RequestFailedError as error:
-                failures[sequence.seq_id] = error.message
+            failure = self._write_mask(sampling[row], mask)
+            if failure is not None:
+                failures[sampling[row].seq_id] = failure
                 mask.fill(-1)  # what is sampled does not matter
-            else:
-                _exclude(mask, sequence.banned_token_ids)
         return (np.array(rows, np.int32), masks), failures
+
+    def _write_mask(self, sequence: ScheduledSequence, mask: np.ndarray) -> str | None:
+        """Returns a sentence when nothing can be sampled."""
+        grammar = sequence.grammar
+        if grammar is not None:
+            try:
+                grammar.write_mask(mask)
+            except RequestFailedError as error:
+                return error.message
+        if sequence.sampling_params.allowed_token_ids is not None:
+            allowed = self._find_allowed(sequence, len(mask))
+            if grammar is None:
+                mask[:] = allowed
+            else:
+                mask &= allowed
+                if not mask.any():
+                    return "No token of allowed_token_ids can go on with the text that the grammar asks for."
+        _exclude(mask, sequence.banned_token_ids)
+        _exclude(mask, _find_bad_ends(sequence))
+        return None
+
+    def _find_allowed(self, sequence: ScheduledSequence, num_words: int) -> np.ndarray:
+        found = self._allowed.get(sequence.seq_id)
+        if found is None:
+            token_ids = np.array(sequence.sampling_params.allowed_token_ids, np.uint32)
+            words = np.zeros(num_words, np.uint32)
+            np.bitwise_or.at(words, token_ids // 32, np.uint32(1) << token_ids % np.uint32(32))
+            found = self._allowed[sequence.seq_id] = words.view(np.int32)
+        return found
 
     def _build_penalties(self, sampling: Sequence[ScheduledSequence]) -> PenaltyRows | None:
         rows = [
@@ -210,17 +237,48 @@ def _exclude(mask: np.ndarray, token_ids: Sequence[int]) -> None:
             words[index] = word
 
 
+def _has_mask(sequence: ScheduledSequence) -> bool:
+    return sequence.grammar is not None or sequence.sampling_params.allowed_token_ids is not None
+
+
+def _find_bad_ends(sequence: ScheduledSequence) -> list[int]:
+    """The tokens that would complete one of bad_words, looking at what was generated."""
+    bad_words = sequence.sampling_params.bad_words_token_ids
+    if not bad_words:
+        return []
+    token_ids = sequence.token_ids
+    end = _position_of_next(sequence)
+    found = []
+    for *head, last in bad_words:
+        start = end - len(head)
+        if start >= sequence.num_prompt_tokens and list(token_ids[start:end]) == head:
+            found.append(last)
+    return found
+
+
 def _build_banned(sampling: Sequence[ScheduledSequence]) -> tuple[np.ndarray, np.ndarray] | None:
-    pairs = [
-        (row, token_id)
-        for row, sequence in enumerate(sampling)
-        if sequence.grammar is None  # else its mask excludes them
-        for token_id in sequence.banned_token_ids
-    ]
+    pairs: list[tuple[int, int]] = []
+    for row, sequence in enumerate(sampling):
+        has_bad_words = bool(sequence.sampling_params.bad_words_token_ids)
+        if (sequence.banned_token_ids or has_bad_words) and not _has_mask(sequence):  # else the mask excludes them
+            pairs += [(row, token_id) for token_id in (*sequence.banned_token_ids, *_find_bad_ends(sequence))]
     if not pairs:
         return None
     rows, token_ids = zip(*pairs, strict=True)
     return np.array(rows, np.int32), np.array(token_ids, np.int32)
+
+
+def _build_bias(sampling: Sequence[ScheduledSequence]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    triples = [
+        (row, token_id, value)
+        for row, sequence in enumerate(sampling)
+        if sequence.sampling_params.logit_bias
+        for token_id, value in sequence.sampling_params.logit_bias
+    ]
+    if not triples:
+        return None
+    rows, token_ids, values = zip(*triples, strict=True)
+    return np.array(rows, np.int32), np.array(token_ids, np.int32), np.array(values, np.float32)
 
 
 def _to_device(ops: Ops, batch: SamplingBatch) -> SamplingBatch:
@@ -246,6 +304,7 @@ def _to_device(ops: Ops, batch: SamplingBatch) -> SamplingBatch:
         penalties=penalties,
         banned=None if batch.banned is None else (move(batch.banned[0]), move(batch.banned[1])),
         allowed=None if batch.allowed is None else (move(batch.allowed[0]), move(batch.allowed[1])),
+        bias=None if batch.bias is None else (move(batch.bias[0]), move(batch.bias[1]), move(batch.bias[2])),
     )
 
 

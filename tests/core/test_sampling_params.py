@@ -35,6 +35,18 @@ from octavo.errors import InvalidRequestError
         ("stop_token_ids", (-1,), "between 0"),
         ("seed", 2**64, "between"),
         ("ignore_eos", 1, "true or false"),
+        ("include_stop_str_in_output", 1, "true or false"),
+        ("logit_bias", {5: 101}, "between -100 and 100"),
+        ("logit_bias", {5: math.nan}, "finite"),
+        ("logit_bias", {"x": 1}, "an integer"),
+        ("logit_bias", {"9" * 5000: 1}, "between 0"),
+        ("logit_bias", [5], "an object"),
+        ("logit_bias", 5, "an object"),
+        ("logit_bias", dict.fromkeys(range(1025), 1), "at most 1024"),
+        ("allowed_token_ids", (), "at least one"),
+        ("allowed_token_ids", (-1,), "between 0"),
+        ("bad_words", ("",), "must not be empty"),
+        ("bad_words", (7,), "must be a string"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name_with_the_rule(field: str, value: Any, rule: str) -> None:
@@ -50,3 +62,9 @@ def test_other_spellings_mean_the_same() -> None:
     assert (params.stop, params.stop_token_ids, params.top_k) == (("end",), (1, 2), 0)
     assert SamplingParams(temperature=0).is_greedy
     assert not SamplingParams().is_greedy
+
+
+def test_a_logit_bias_comes_as_json_or_python_and_is_kept_as_pairs() -> None:
+    assert SamplingParams(logit_bias={"5": 1, 7: -2.5}).logit_bias == ((5, 1.0), (7, -2.5))  # type: ignore[arg-type]
+    assert SamplingParams(logit_bias=((5, 1.0),)).logit_bias == ((5, 1.0),)
+    assert SamplingParams(logit_bias=None).logit_bias == ()  # type: ignore[arg-type]

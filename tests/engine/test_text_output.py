@@ -10,7 +10,7 @@ from octavo.engine.outputs import CompletionDelta
 from octavo.engine.text_output import OutputAccumulator, RequestText
 from octavo.text.tokenizer import Tokenizer
 
-from .fake_model import EOS, make_tokenizer
+from .fake_model import BOS, EOS, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +155,26 @@ def test_an_error_is_passed_on(tokenizer: Tokenizer) -> None:
     )
     (delta,) = push_all(text, output)
     assert (delta.finish_reason, delta.error, delta.is_final) == ("error", "It is broken.", True)
+
+
+def test_the_stop_string_or_token_is_kept_when_asked_for(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(stop=("DEF",), include_stop_str_in_output=True)
+    deltas = push_all(RequestText(tokenizer, params, 1), step(b"C"), step(b"D"), step(b"EFG"))
+    assert [delta.text for delta in deltas] == ["C", "", "DEF"]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", "DEF")
+    params = SamplingParams(stop_token_ids=(ord("x"),), include_stop_str_in_output=True)
+    deltas = push_all(
+        RequestText(tokenizer, params, 1), step(b"C"), step(b"x", reason=FinishReason.STOP, stop_reason=ord("x"))
+    )
+    assert joined(deltas) == "Cx"
+
+
+def test_the_last_token_of_a_complete_grammar_is_text(tokenizer: Tokenizer) -> None:
+    last = step(b"}", reason=FinishReason.STOP)
+    last.ends_in_text = True
+    assert joined(push_all(RequestText(tokenizer, SamplingParams(), 1), step(b"{"), last)) == "{}"
+
+
+def test_special_tokens_that_are_to_be_shown_are_written_out(tokenizer: Tokenizer) -> None:
+    text = RequestText(tokenizer, SamplingParams(), 1, shown_token_ids=(BOS,))
+    assert joined(push_all(text, step([*b"a", BOS, EOS, *b"b"]))) == "a<bos>b"

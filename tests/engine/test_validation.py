@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -85,3 +87,23 @@ def test_the_engines_seed_makes_drawn_seeds_repeatable() -> None:
     first, second = SeedSource(5), SeedSource(5)
     assert [first.draw() for _ in range(5)] == [second.draw() for _ in range(5)]
     assert SeedSource(6).draw() != SeedSource(5).draw()
+
+
+def test_biased_and_allowed_tokens_are_in_the_vocabulary() -> None:
+    # H23: an id beyond the logits must not get to the engine loop
+    params = SamplingParams(logit_bias={49: 5, 50: 5})  # type: ignore[arg-type]
+    message = "logit_bias has the token id 50, but this model's vocabulary has the ids 0 to 49."
+    assert refusal([3], params) == message
+    assert "allowed_token_ids has the token id 50" in refusal([3], SamplingParams(allowed_token_ids=(1, 50)))
+
+
+def test_bad_words_become_tokens_with_and_without_a_space() -> None:
+    def encode_plain(text: str, is_continuation: bool) -> list[int]:
+        assert is_continuation
+        return [ord(character) - 90 if character != " " else 0 for character in text]
+
+    limits = dataclasses.replace(LIMITS, encode_plain=encode_plain)
+    params = resolve_params(3, SamplingParams(bad_words=("ab", " b")), limits)
+    assert params.bad_words_token_ids == ((7, 8), (0, 7, 8), (0, 8))
+    assert "'\xff'" in repr("'\xff'")
+    assert "cannot write" in refusal([3], SamplingParams(bad_words=("\u0400",)), limits)

@@ -298,3 +298,57 @@ def test_a_grammar_that_gives_up_fails_its_own_sequence_only() -> None:
     output = Sampler(ReferenceOps()).sample(logits_of(3), plan)
     assert set(output.token_ids) == {1, 3}
     assert output.failures == {2: "The fake grammar gives up."}
+
+
+# --- bias, allowed tokens, bad words --------------------------------------------------------------------------
+
+
+def test_a_bias_forces_and_forbids_and_end_tokens_stay_banned() -> None:
+    # H22: a bias of 100 on an end token does not bring it before min_tokens
+    best = int(logits_of(1)[0].argmax())
+    cases = [({4: 100}, (), 4), ({best: -100, 6: 50}, (), 6), ({4: 100, 5: 99}, (4, 2), 5)]
+    for bias, banned, expected in cases:
+        plan = SchedulerOutput(
+            scheduled=[sampling(1, [1], logit_bias=bias, banned_token_ids=banned, temperature=0.0), sampling(2, [1])]
+        )
+        assert Sampler(ReferenceOps()).sample(logits_of(2), plan).token_ids[1] == expected
+
+
+def test_nothing_but_the_allowed_tokens_is_sampled() -> None:
+    sampler = Sampler(ReferenceOps())
+    for seed in range(20):
+        plan = SchedulerOutput(
+            scheduled=[
+                sampling(1, [1], allowed_token_ids=(0, 15), seed=seed),
+                sampling(2, [1], allowed_token_ids=(3, 4), grammar=FakeGrammar([{4, 5}])),
+                sampling(3, [1], allowed_token_ids=(3,), grammar=FakeGrammar([{4}])),
+                sampling(4, [1], allowed_token_ids=(9,), banned_token_ids=(9,)),
+            ]
+        )
+        output = sampler.sample(logits_of(4, seed), plan)
+        assert output.token_ids[1] in (0, 15)
+        assert output.token_ids[2] == 4
+        assert "allowed_token_ids" in output.failures[3]
+        assert output.token_ids[4] == 9
+    sampler.drop([1, 2, 3, 4])
+    assert sampler.num_kept_sequences == 0
+
+
+def test_the_token_that_completes_a_bad_word_is_not_sampled() -> None:
+    params: dict[str, Any] = {
+        "bad_words": ("x",),
+        "bad_words_token_ids": ((4, 5), (6,)),
+        "logit_bias": {5: 50, 6: 60, 7: 40},
+        "temperature": 0.0,
+    }
+    plan = SchedulerOutput(
+        scheduled=[
+            sampling(1, [1, 4], num_prompt_tokens=1, **params),
+            sampling(2, [1, 4], num_prompt_tokens=2, **params),  # the prompt is none of our business
+            sampling(3, [1, 4, 8], num_prompt_tokens=1, **params),
+            sampling(4, [1, 4], num_prompt_tokens=1, grammar=FakeGrammar([{5, 6, 3}]), **params),
+            sampling(5, [1, 4], num_prompt_tokens=1, grammar=FakeGrammar([{5, 6}]), **params),
+        ]
+    )
+    # Where the grammar leaves nothing else a bad word is let through.
+    assert Sampler(ReferenceOps()).sample(logits_of(5), plan).token_ids == {1: 7, 2: 5, 3: 5, 4: 3, 5: 6}
