@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from octavo.core.interfaces import TokenLogprobs
 from octavo.engine.outputs import CompletionDelta
-from octavo.errors import InvalidRequestError
 from octavo.server.answer import AnswerFormat, Choice, encode_json, encode_reasons
 from octavo.server.api import ServingEngine
 from octavo.server.endpoint import GeneratingEndpoint, unix_time
 from octavo.server.generation import Generation
 from octavo.server.logprobs import chat_logprobs
+from octavo.server.prompts import encode_messages
 from octavo.server.protocol import ChatRequest, decode_chat_request
-from octavo.text.chat_template import encode_chat
-
-# Above this many characters the tokenizer works in a thread: it would hold up everybody's streams for milliseconds.
-LONG_TEXT_CHARS = 8192
 
 
 class ChatEndpoint(GeneratingEndpoint):
@@ -30,7 +25,7 @@ class ChatEndpoint(GeneratingEndpoint):
         model = self.pick_model(request.model)
         with request.own_names():
             params = request.sampling_params
-        prompt = await self._encode(request.messages)
+        prompt = await encode_messages(self.engine, request.messages, add_generation_prompt=True)
         generation = Generation(
             self.engine,
             [prompt],
@@ -43,35 +38,6 @@ class ChatEndpoint(GeneratingEndpoint):
             generation.validate("messages")
         format = ChatFormat(self.engine, request_id, model, request, unix_time())
         return generation, format, request
-
-    async def _encode(self, messages: list[dict[str, Any]]) -> list[int]:
-        tokenizer, template = self.engine.tokenizer, self.engine.chat_template
-        if template is None:
-            raise InvalidRequestError(
-                "This model has no chat template, so it cannot take messages; send a prompt to /v1/completions.",
-                param="messages",
-            )
-        num_chars = sum(len(message["content"]) for message in messages)
-        if num_chars > LONG_TEXT_CHARS:
-            check_text_length(self.engine, num_chars, "messages")
-            return await asyncio.to_thread(encode_chat, tokenizer, template, messages, add_generation_prompt=True)
-        return encode_chat(tokenizer, template, messages, add_generation_prompt=True)
-
-
-def check_text_length(engine: ServingEngine, num_chars: int, param: str) -> None:
-    """Refuse what cannot fit before it is tokenized: that costs a second for every megabyte, and everybody's.
-
-    Raises InvalidRequestError.
-    """
-    max_model_len = engine.info.max_model_len
-    if num_chars > max_model_len * engine.tokenizer.longest_token_chars:
-        raise InvalidRequestError(
-            f"The {param} has {num_chars} characters, more than {max_model_len} tokens can hold, which is "
-            "max_model_len for prompt and answer together; shorten it.",
-            param=param,
-            value=num_chars,
-            code="context_length_exceeded",
-        )
 
 
 class ChatFormat(AnswerFormat):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from octavo.engine.outputs import CompletionDelta
 from octavo.server.answer import AnswerFormat, Choice, encode_json, encode_reasons
 from octavo.server.api import ServingEngine
-from octavo.server.chat import LONG_TEXT_CHARS, check_text_length
 from octavo.server.endpoint import GeneratingEndpoint, unix_time
 from octavo.server.generation import Generation
 from octavo.server.logprobs import CompletionLogprobs
+from octavo.server.prompts import encode_prompts
 from octavo.server.protocol import CompletionRequest, decode_completion_request
 
 
@@ -25,7 +24,7 @@ class CompletionEndpoint(GeneratingEndpoint):
         model = self.pick_model(request.model)
         with request.own_names():
             params = request.sampling_params
-        prompts = await self._encode(request.prompts)
+        prompts = await encode_prompts(self.engine, request.prompts)
         generation = Generation(
             self.engine,
             prompts,
@@ -38,18 +37,6 @@ class CompletionEndpoint(GeneratingEndpoint):
             generation.validate("prompt")
         format = CompletionFormat(self.engine, request_id, model, request, generation.num_choices, unix_time())
         return generation, format, request
-
-    async def _encode(self, prompts: list[str | list[int]]) -> list[list[int]]:
-        if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) > LONG_TEXT_CHARS:
-            for number, prompt in enumerate(prompts):
-                param = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
-                check_text_length(self.engine, len(prompt) if isinstance(prompt, str) else 0, param)
-            return await asyncio.to_thread(self._encode_now, prompts)
-        return self._encode_now(prompts)
-
-    def _encode_now(self, prompts: list[str | list[int]]) -> list[list[int]]:
-        encode = self.engine.tokenizer.encode
-        return [list(encode(prompt)) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 class CompletionFormat(AnswerFormat):

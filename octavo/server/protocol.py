@@ -6,15 +6,15 @@ types and ranges are right. Nothing is ignored and nothing is guessed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from octavo.errors import InvalidRequestError
+from octavo.server.decoding import convert_fields, decode_json_object, refuse_value
 from octavo.server.fields import keep_supported
 from octavo.server.messages import check_messages
 
@@ -129,12 +129,12 @@ def decode_chat_request(body: bytes) -> ChatRequest:
     fields = _decode_fields(body, ChatRequest, {"prompt": "/v1/completions", "echo": "/v1/completions"})
     if "messages" in fields:
         fields["messages"] = check_messages(fields["messages"])
-    request = _convert(fields, ChatRequest)
+    request = convert_fields(fields, ChatRequest)
     _check_shared(request)
     if request.top_logprobs is not None:
         _check_top_logprobs("top_logprobs", request.top_logprobs)
         if not request.logprobs:
-            _refuse("top_logprobs", request.top_logprobs, "it needs logprobs to be true")
+            refuse_value("top_logprobs", request.top_logprobs, "it needs logprobs to be true")
     return request
 
 
@@ -143,8 +143,8 @@ def decode_completion_request(body: bytes) -> CompletionRequest:
     fields = _decode_fields(body, CompletionRequest, {"messages": "/v1/chat/completions"})
     if isinstance(fields.get("logprobs"), bool):
         hint = "leave it out" if fields["logprobs"] is False else "send the number of alternatives, such as 1"
-        _refuse("logprobs", fields["logprobs"], f"on this endpoint it is an integer; {hint}", code="invalid_type")
-    request = _convert(fields, CompletionRequest)
+        refuse_value("logprobs", fields["logprobs"], f"on this endpoint it is an integer; {hint}", code="invalid_type")
+    request = convert_fields(fields, CompletionRequest)
     _check_shared(request)
     if request.logprobs is not None:
         _check_top_logprobs("logprobs", request.logprobs)
@@ -157,7 +157,7 @@ _Request = TypeVar("_Request", ChatRequest, CompletionRequest)
 
 def _decode_fields(body: bytes, request_type: type[_Request], elsewhere: dict[str, str]) -> dict[str, Any]:
     """elsewhere: fields that belong to another endpoint, and which."""
-    fields = _decode_json_object(body)
+    fields = decode_json_object(body)
     for name, endpoint in elsewhere.items():
         if fields.get(name) is not None and name not in request_type.__struct_fields__ and name != "echo":
             raise InvalidRequestError(
@@ -171,54 +171,29 @@ def _decode_fields(body: bytes, request_type: type[_Request], elsewhere: dict[st
     return kept
 
 
-def _decode_json_object(body: bytes) -> dict[str, Any]:
-    if not body.strip():
-        raise InvalidRequestError("The body is empty; send a JSON object.", code="invalid_json")
-    try:
-        value = msgspec.json.decode(body)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"The body is not valid UTF-8: {error.reason} at byte {error.start}.", code="invalid_json"
-        ) from None
-    except RecursionError:
-        raise InvalidRequestError("The body is nested too deeply; no field needs that.", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"The body is {_kind(value)}; send a JSON object.", code="invalid_json")
-    return value
-
-
-def _convert(fields: dict[str, Any], request_type: type[_Request]) -> _Request:
-    try:
-        return msgspec.convert(fields, request_type)
-    except msgspec.ValidationError as error:
-        _refuse_type(str(error), fields)
-
-
 def _check_shared(request: SamplingFields) -> None:
     if not 0.0 <= request.temperature <= MAX_TEMPERATURE:
-        _refuse("temperature", request.temperature, f"it must be between 0 and {MAX_TEMPERATURE:g}")
+        refuse_value("temperature", request.temperature, f"it must be between 0 and {MAX_TEMPERATURE:g}")
     if not isinstance(request.stop, str) and len(request.stop) > MAX_STOPS:
-        _refuse("stop", f"a list of {len(request.stop)}", f"at most {MAX_STOPS} are taken", show=str)
+        refuse_value("stop", f"a list of {len(request.stop)}", f"at most {MAX_STOPS} are taken", show=str)
     if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        _refuse(
+        refuse_value(
             "stop_token_ids",
             f"a list of {len(request.stop_token_ids)}",
             f"at most {MAX_STOP_TOKEN_IDS} are taken",
             show=str,
         )
     if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
-        _refuse("priority", request.priority, f"it must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}")
+        refuse_value("priority", request.priority, f"it must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}")
     if request.max_completion_tokens is not None and request.max_tokens not in (None, request.max_completion_tokens):
-        _refuse(
+        refuse_value(
             "max_completion_tokens",
             request.max_completion_tokens,
             f"max_tokens is {request.max_tokens}; they mean the same, send one of them",
         )
     if request.stream_options is not None:
         if not request.stream:
-            _refuse("stream_options", "set", "it needs stream to be true", show=str)
+            refuse_value("stream_options", "set", "it needs stream to be true", show=str)
         if request.stream_options.include_obfuscation:
             raise InvalidRequestError(
                 "stream_options.include_obfuscation is not supported; leave it out, or send false.",
@@ -229,7 +204,7 @@ def _check_shared(request: SamplingFields) -> None:
 
 def _check_top_logprobs(param: str, value: int) -> None:
     if not 0 <= value <= MAX_LOGPROBS:
-        _refuse(param, value, f"it must be between 0 and {MAX_LOGPROBS}")
+        refuse_value(param, value, f"it must be between 0 and {MAX_LOGPROBS}")
 
 
 def _check_prompt(request: CompletionRequest) -> None:
@@ -257,59 +232,3 @@ def _check_prompt(request: CompletionRequest) -> None:
             f"one request may ask for {MAX_CHOICES}. Send several requests.",
             param="prompt",
         )
-
-
-def _refuse(param: str, value: Any, rule: str, *, show: Any = None, code: str = "invalid_value") -> NoReturn:
-    shown = show(value) if show else shorten_json(value)
-    raise InvalidRequestError(f"{param} is {shown}, but {rule}.", param=param, value=value, code=code)
-
-
-# msgspec's own words, turned into a sentence with the field's name and value.
-_TYPE_ERROR = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?")
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_RANGE_ERROR = re.compile(r"(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`")
-_KINDS = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
-
-
-def _refuse_type(msgspec_message: str, fields: dict[str, Any]) -> NoReturn:
-    if match := _MISSING.match(msgspec_message):
-        name = match["name"]
-        raise InvalidRequestError(f"{name} is missing, and required.", param=name, code="missing_field") from None
-    if match := _TYPE_ERROR.match(msgspec_message):
-        kinds = [_KINDS.get(kind, kind) for kind in match["expected"].split(" | ") if kind != "null"]
-        path = match["path"] or ""
-        rule = f"it must be {' or '.join(kinds)}"
-        _refuse(path, _value_at(fields, path), rule, code="invalid_type")
-    if match := _RANGE_ERROR.match(msgspec_message):
-        path = match["path"]
-        raise InvalidRequestError(f"{path}: {match['what']}.", param=path, code="invalid_value") from None
-    raise InvalidRequestError(f"{msgspec_message}.", code="invalid_value") from None
-
-
-def _value_at(fields: dict[str, Any], path: str) -> Any:
-    value: Any = fields
-    for step in re.findall(r"[^.\[\]]+", path):
-        value = value[int(step)] if isinstance(value, list) else value[step]
-    return value
-
-
-def shorten_json(value: Any, limit: int = 80) -> str:
-    """The value as JSON, for a message; long ones are cut."""
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return {int: "a number", float: "a number", str: "a string", list: "a list"}.get(type(value), "something else")

@@ -1,0 +1,89 @@
+"""Texts and messages become token ids: the one path that generation and `/tokenize` share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from octavo.errors import InvalidRequestError
+from octavo.server.api import ServingEngine
+from octavo.text.chat_template import encode_chat
+
+# Above this many characters the tokenizer works in a thread: it would hold up everybody's streams for milliseconds.
+LONG_TEXT_CHARS = 8192
+
+
+async def encode_messages(
+    engine: ServingEngine,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_special_tokens: bool = False,
+    is_bounded: bool = True,
+    **options: Any,
+) -> list[int]:
+    """The prompt that a chat gives the model.
+
+    add_special_tokens: put BOS before what the template prints, if the model has one and the template did not print it
+    is_bounded:         refuse what cannot fit in max_model_len, before the work
+    options:            of `text.chat_template.encode_chat`
+    Raises InvalidRequestError.
+    """
+    tokenizer, template = engine.tokenizer, engine.chat_template
+    if template is None:
+        raise InvalidRequestError(
+            "This model has no chat template, so it cannot take messages; send a prompt to /v1/completions.",
+            param="messages",
+        )
+    num_chars = sum(len(message.get("content") or "") for message in messages)
+    if is_bounded:
+        check_text_length(engine, num_chars, "messages")
+    token_ids = await _run(partial(encode_chat, tokenizer, template, messages, **options), num_chars)
+    if add_special_tokens and tokenizer.adds_bos and token_ids[:1] != [tokenizer.bos_token_id]:
+        token_ids = [tokenizer.bos_token_id, *token_ids]
+    return token_ids
+
+
+async def encode_prompts(
+    engine: ServingEngine,
+    prompts: Sequence[str | list[int]],
+    *,
+    add_special_tokens: bool = True,
+    is_bounded: bool = True,
+) -> list[list[int]]:
+    """Prompts of /v1/completions; token ids stay as they are. The arguments are those of `encode_messages`."""
+    num_chars = 0
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            num_chars += len(prompt)
+            if is_bounded:
+                check_text_length(engine, len(prompt), "prompt" if len(prompts) == 1 else f"prompt[{number}]")
+    encode = engine.tokenizer.encode
+
+    def encode_all() -> list[list[int]]:
+        return [encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    return await _run(encode_all, num_chars)
+
+
+def check_text_length(engine: ServingEngine, num_chars: int, param: str) -> None:
+    """Refuse what cannot fit before it is tokenized: that costs a second for every megabyte, and everybody's.
+
+    Raises InvalidRequestError.
+    """
+    if num_chars <= LONG_TEXT_CHARS:
+        return  # quickly tokenized, and then told exactly by how much it is too long
+    max_model_len = engine.info.max_model_len
+    if num_chars > max_model_len * engine.tokenizer.longest_token_chars:
+        raise InvalidRequestError(
+            f"The {param} has {num_chars} characters, more than {max_model_len} tokens can hold, which is "
+            "max_model_len for prompt and answer together; shorten it.",
+            param=param,
+            value=num_chars,
+            code="context_length_exceeded",
+        )
+
+
+async def _run(encode: Callable[[], Any], num_chars: int) -> Any:
+    return await asyncio.to_thread(encode) if num_chars > LONG_TEXT_CHARS else encode()
