@@ -94,7 +94,13 @@ class FakeExecutor:
                 raise RuntimeError(f"sequence {scheduled.seq_id} is poison")
             if scheduled.seq_id in self.nan_seq_ids:
                 output.failures[scheduled.seq_id] = "The logits are not numbers."
-            elif scheduled.is_sampling:
+                continue
+            if scheduled.scored_positions:
+                output.prompt_logprobs[scheduled.seq_id] = [
+                    TokenLogprobs(scheduled.token_ids[position + 1], -float(position + 1))
+                    for position in scheduled.scored_positions
+                ]
+            if scheduled.is_sampling:
                 output.token_ids[scheduled.seq_id] = token_id
                 if scheduled.sampling_params.logprobs is not None:
                     output.logprobs[scheduled.seq_id] = TokenLogprobs(token_id, -0.5)

@@ -106,3 +106,25 @@ def test_a_pool_so_small_that_sequences_are_preempted(
 @pytest.mark.parametrize("threads", [1, 3])
 def test_any_number_of_threads(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer], threads: int) -> None:
     assert run(engine_of(smollm2_gguf, threads=threads), prompts) == alone
+
+
+def test_prompt_logprobs_are_those_of_generation_and_the_same_from_a_warm_cache(
+    smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]
+) -> None:
+    """What was generated greedily, given as a prompt, scores the same bits, in every way to compute it."""
+    generated = alone[0][0]
+    prompt = [*prompts[0], *generated]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5)
+    found = []
+    for options in ({}, {"max_num_batched_tokens": 32, "max_num_seqs": 16}, {"enable_prefix_caching": False}):
+        engine = engine_of(smollm2_gguf, **options)
+        for neighbours in ([], [prompts[1], prompts[2]]):
+            output = engine.generate([prompt, *neighbours], params, use_tqdm=False)[0]
+            assert output.num_cached_tokens == 0
+            assert output.prompt_logprobs is not None
+            assert output.prompt_logprobs[0] is None
+            found.append([{t: e.logprob for t, e in entry.items()} for entry in output.prompt_logprobs[1:] if entry])
+    assert [len(entries) for entries in found] == [len(prompt) - 1] * len(found)
+    assert all(entries == found[0] for entries in found)
+    assert [next(iter(entry)) for entry in found[0]] == prompt[1:]
+    assert found[0][-NUM_TOKENS:] == alone[0][1]

@@ -13,6 +13,9 @@ from octavo.core.interfaces import CoreConfig
 from octavo.core.kv_cache_manager import BlockCopy, KVCacheManager
 from octavo.core.sequence import Sequence
 
+# Positions of prompts that a step scores: each needs a row of logits, 0.2 MB with 49,152 tokens, 1 MB with 262,144.
+MAX_SCORED_ROWS = 64
+
 
 class StepPlan:
     """The plan of one step while it is made: who gets how many tokens, what is left of the budget.
@@ -31,6 +34,7 @@ class StepPlan:
         self.num_tokens_of: dict[int, int] = {}
         self.copies_of: dict[int, list[BlockCopy]] = {}
         self.preempted: dict[int, Sequence] = {}
+        self.num_scored_rows_left = MAX_SCORED_ROWS
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
 
@@ -38,12 +42,17 @@ class StepPlan:
         self.sequences[sequence.seq_id] = sequence
         self.num_tokens_of[sequence.seq_id] = num_tokens
         self.budget_left -= num_tokens
+        if sequence.scores_prompt:
+            self.num_scored_rows_left -= num_tokens
         if copies:
             self.copies_of[sequence.seq_id] = copies
 
     def drop(self, sequence: Sequence) -> list[BlockCopy]:
         """Forget a sequence that had its turn already, if it had; returns its copies, which are not to be made."""
-        self.budget_left += self.num_tokens_of.pop(sequence.seq_id, 0)
+        num_tokens = self.num_tokens_of.pop(sequence.seq_id, 0)
+        self.budget_left += num_tokens
+        if sequence.scores_prompt:
+            self.num_scored_rows_left += num_tokens
         self.sequences.pop(sequence.seq_id, None)
         return self.copies_of.pop(sequence.seq_id, [])
 
@@ -64,6 +73,7 @@ NO_SEAT = Wait("max_num_seqs sequences are running")
 NO_BLOCKS = Wait("not enough KV cache blocks are free")
 NO_BUDGET = Wait("the step has too few tokens left")
 SIBLING_COMPUTES_PROMPT = Wait("a sibling computes the prompt for both", lets_others_pass=True)
+SCORES_ELSEWHERE = Wait("other prompts are being scored in this step", lets_others_pass=True)
 PREFIX_IN_FLIGHT = Wait("a running sequence computes the same prefix", lets_others_pass=True)
 
 Rule = Callable[[Sequence, StepPlan], "Wait | None"]
@@ -86,7 +96,7 @@ def make_rules(config: CoreConfig, kv_cache: KVCacheManager) -> list[Rule]:
     def needs_blocks(sequence: Sequence, plan: StepPlan) -> Wait | None:
         return ALLOWED if kv_cache.can_admit(sequence) else NO_BLOCKS
 
-    return [needs_seat, waits_for_sibling, waits_for_prefix, needs_blocks]
+    return [needs_seat, waits_for_sibling, waits_for_scored_rows, waits_for_prefix, needs_blocks]
 
 
 def waits_for_sibling(sequence: Sequence, plan: StepPlan) -> Wait | None:
@@ -100,6 +110,10 @@ def waits_for_sibling(sequence: Sequence, plan: StepPlan) -> Wait | None:
     return ALLOWED
 
 
+def waits_for_scored_rows(sequence: Sequence, plan: StepPlan) -> Wait | None:
+    return SCORES_ELSEWHERE if sequence.scores_prompt and plan.num_scored_rows_left < 1 else ALLOWED
+
+
 # --- token caps -----------------------------------------------------------------------------------------------
 
 # (sequence, tokens it has left to compute, plan) -> at most so many now; the smallest answer counts.
@@ -107,7 +121,13 @@ Cap = Callable[[Sequence, int, StepPlan], int]
 
 
 def make_caps(config: CoreConfig) -> list[Cap]:
-    return [cap_by_budget] if config.enable_chunked_prefill else [make_whole_cap(config.max_num_batched_tokens)]
+    budget_cap = cap_by_budget if config.enable_chunked_prefill else make_whole_cap(config.max_num_batched_tokens)
+    return [budget_cap, cap_by_scored_rows]
+
+
+def cap_by_scored_rows(sequence: Sequence, num_missing_tokens: int, plan: StepPlan) -> int:
+    """A prompt that is scored is computed in small chunks, also where others are not."""
+    return max(plan.num_scored_rows_left, 0) if sequence.scores_prompt else num_missing_tokens
 
 
 def cap_by_budget(sequence: Sequence, num_missing_tokens: int, plan: StepPlan) -> int:

@@ -167,6 +167,7 @@ class EngineCore:
                 continue
             merged.token_ids.update(output.token_ids)
             merged.logprobs.update(output.logprobs)
+            merged.prompt_logprobs.update(output.prompt_logprobs)
             merged.failures.update(output.failures)
         return merged
 

@@ -91,6 +91,7 @@ class ScheduledSequence:
     is_sampling:          the last scheduled position's logits are sampled
     seed:                 of this sequence: request seed and index already mixed
     banned_token_ids:     not sampled in this step (end tokens before min_tokens) unless the grammar has nothing else
+    prompt_logprobs_start: the first position of the prompt whose next token is still to be scored; None: not asked for
     grammar:              its mask says which tokens may be sampled; the executor does not call `accept`
     """
 
@@ -106,6 +107,15 @@ class ScheduledSequence:
     seed: int
     banned_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
+    prompt_logprobs_start: int | None = None
+
+    @property
+    def scored_positions(self) -> range:
+        """Positions of this step whose logits say how likely the prompt's next token was."""
+        if self.prompt_logprobs_start is None:
+            return range(0)
+        end = self.num_computed_tokens + self.num_scheduled_tokens
+        return range(max(self.prompt_logprobs_start, self.num_computed_tokens), min(end, self.num_prompt_tokens - 1))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,11 +149,13 @@ class TokenLogprobs:
 class ModelRunnerOutput:
     """token_ids: seq_id to the sampled token, for every scheduled sequence with is_sampling that did not fail.
     logprobs:  seq_id to its TokenLogprobs, where they were asked for
+    prompt_logprobs: seq_id to what its scored_positions say of the token after each, in order
     failures:  seq_id to a sentence; those sequences end with FinishReason.ERROR, the others are not disturbed
     """
 
     token_ids: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
 
@@ -158,6 +170,8 @@ class SequenceOutput:
     """What one step did to one sequence.
 
     index:           which of the request's n generations
+    new_prompt_logprobs: of the prompt's tokens from the second on, what this step scored; of n generations one tells
+                     them, before the first token of any
     stop_reason:     the stop token's id when a token of stop_token_ids ended it, else None
     ends_in_text:    with FinishReason.STOP: no end token was sampled, a grammar was complete with the last token
     num_cached_tokens: prompt tokens found in the prefix cache at the first admission
@@ -169,6 +183,7 @@ class SequenceOutput:
     index: int
     new_token_ids: list[int] = field(default_factory=list)
     new_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    new_prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     ends_in_text: bool = False

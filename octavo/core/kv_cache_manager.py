@@ -71,7 +71,7 @@ class KVCacheManager:
 
     def find_prefix(self, sequence: Sequence) -> PrefixHit:
         """The longest prefix of all the sequence's tokens that the cache has for every group."""
-        if not self.has_prefix_caching:
+        if not self.has_prefix_caching or sequence.scores_prompt:
             return self._no_hit
         num_tokens = len(sequence.token_ids)
         last = self._last_lookup
@@ -172,8 +172,9 @@ class KVCacheManager:
         if self.has_prefix_caching:
             sequence.num_published_blocks = hit.num_tokens // self.block_size
             sequence.num_in_flight_blocks = len(sequence.token_ids) // self.block_size
+            hashes = self._hash_blocks(sequence, sequence.num_in_flight_blocks)
             for i in range(sequence.num_published_blocks, sequence.num_in_flight_blocks):
-                self._in_flight.setdefault(sequence.block_hashes[i], sequence.seq_id)
+                self._in_flight.setdefault(hashes[i], sequence.seq_id)
         return hit
 
     # --- a step -----------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class SamplingParams:
     bad_words_token_ids: made of bad_words at the engine's border
     logprobs:           None for none, else the number of alternatives (0 to 20) beside the sampled token's own,
                         all from the model's raw logits, before penalties and temperature
+    prompt_logprobs:    the same for the prompt's tokens from the second on; the prefix cache is not used for them
     skip_special_tokens: leave special tokens out of the text
     include_stop_str_in_output: keep the stop string, or the stop token's text, at the end of the text
 
@@ -69,6 +70,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -130,6 +132,8 @@ class SamplingParams:
         _check_number("repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 
     @property
     def is_greedy(self) -> bool:

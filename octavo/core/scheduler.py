@@ -182,6 +182,9 @@ class Scheduler:
                 continue
             num_prompt_tokens_left = sequence.num_prompt_tokens - sequence.num_computed_tokens
             stats.num_prompt_tokens += min(max(num_prompt_tokens_left, 0), scheduled.num_scheduled_tokens)
+            scores = output.prompt_logprobs.get(scheduled.seq_id)
+            if scores:
+                outputs.append(self._tell_scores(sequence, scores))
             self._advance(sequence, scheduled.num_scheduled_tokens)
             if scheduled.is_sampling:
                 stats.num_generated_tokens += 1
@@ -208,6 +211,13 @@ class Scheduler:
                     if sibling.num_cached_tokens is None:
                         sibling.num_cached_tokens = sequence.num_cached_tokens
         self.kv_cache.free_outside_windows(sequence)
+
+    def _tell_scores(self, sequence: Sequence, scores: list[TokenLogprobs]) -> SequenceOutput:
+        assert sequence.prompt_scores is not None
+        sequence.prompt_scores.num_told += len(scores)
+        told = self._tell(sequence)
+        told.new_prompt_logprobs = scores
+        return told
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> SequenceOutput:
         if sequence.grammar is not None:

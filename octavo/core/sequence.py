@@ -19,6 +19,15 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
+class PromptScores:
+    """num_told: positions of the prompt whose next token's log-probabilities have been told."""
+
+    __slots__ = ("num_told",)
+
+    def __init__(self) -> None:
+        self.num_told = 0
+
+
 class Sequence:
     """All about one generation. Compared by identity; changed by the scheduler and the KV cache manager only.
 
@@ -38,6 +47,7 @@ class Sequence:
     awaited_hash:        the block hash for which it waits while another sequence computes it
     num_cached_tokens:   prompt tokens found in the prefix cache at the first admission; None before it
     grammar:             what may come next, kept through preemptions; None without a constraint
+    prompt_scores:       how far the prompt is scored, shared by the siblings; None when that is not asked for
     max_num_tokens:      prompt and generation together end here (max_tokens or the model's window)
     """
 
@@ -59,6 +69,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_published_blocks",
         "num_written_tokens",
+        "prompt_scores",
         "request",
         "scheduled",
         "seq_id",
@@ -84,6 +95,9 @@ class Sequence:
         self.seq_id = seq_id
         self.siblings = siblings
         self.grammar = grammar
+        self.prompt_scores: PromptScores | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_scores = siblings[0].prompt_scores if siblings else PromptScores()
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.token_ids = list(request.prompt_token_ids)
@@ -144,6 +158,11 @@ class Sequence:
         return self.status is SequenceStatus.RUNNING and self.num_computed_tokens < self.num_prompt_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Positions of the prompt are still to be scored, so they must be computed, whatever the cache holds."""
+        return self.prompt_scores is not None and self.prompt_scores.num_told < self.num_prompt_tokens - 1
+
+    @property
     def needs_prompt(self) -> bool:
         """Waits for its very first token and holds nothing yet: a sibling's prompt blocks would do."""
         return (
@@ -158,6 +177,8 @@ class Sequence:
         scheduled.num_computed_tokens = self.num_computed_tokens
         scheduled.num_scheduled_tokens = num_scheduled_tokens
         scheduled.num_written_tokens = self.num_written_tokens
+        if self.prompt_scores is not None:
+            scheduled.prompt_logprobs_start = self.prompt_scores.num_told
         num_tokens = len(self.token_ids)
         scheduled.is_sampling = self.num_computed_tokens + num_scheduled_tokens == num_tokens
         scheduled.banned_token_ids = (

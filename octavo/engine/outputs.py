@@ -40,7 +40,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All generations of one prompt."""
+    """All generations of one prompt.
+
+    prompt_logprobs: when asked for, one entry a prompt token as in CompletionOutput.logprobs; None for the first
+    """
 
     request_id: str
     prompt: str | None
@@ -48,6 +51,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 @dataclass(slots=True)
@@ -57,6 +61,7 @@ class CompletionDelta:
     text:      new text, never ending inside a character nor inside what may become a stop string
     token_ids: new tokens, counted for usage; `text` may lag behind them
     logprobs:  one TokenLogprobs a new token when asked for
+    prompt_logprobs: when asked for, one entry a prompt token, None for the first; in the request's first delta only
     is_final:  the request is over: all n generations have ended, this is the last delta
     """
 
@@ -68,5 +73,6 @@ class CompletionDelta:
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     is_final: bool = False
     error: str | None = None

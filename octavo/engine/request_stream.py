@@ -65,5 +65,7 @@ def _join(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
     second.text = first.text + second.text
     second.token_ids = [*first.token_ids, *second.token_ids]
     second.logprobs = [*first.logprobs, *second.logprobs]
+    if second.prompt_logprobs is None:
+        second.prompt_logprobs = first.prompt_logprobs
     second.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
     return second

@@ -31,23 +31,31 @@ class RequestText:
         self._sequences = [_SequenceText(tokenizer, params, shown_token_ids) for _ in range(params.n)]
         self._num_unfinished = params.n
         self._num_prompt_tokens = num_prompt_tokens
+        # Collected until the first delta, which takes them along.
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
 
     @property
     def is_finished(self) -> bool:
         return self._num_unfinished == 0
 
     def push(self, output: SequenceOutput) -> CompletionDelta | None:
-        """What a step's output adds; None when the sequence has already ended for us.
+        """What a step's output adds; None when it adds nothing yet, or the sequence has already ended for us.
 
         When the delta has a finish_reason that the output does not have, a stop string was found and the core still
         believes that the sequence runs.
         """
+        if output.new_prompt_logprobs and self._prompt_logprobs is not None:
+            self._prompt_logprobs += output.new_prompt_logprobs
+            if not output.new_token_ids and output.finish_reason is None:
+                return None
         sequence = self._sequences[output.index]
         if sequence.is_finished:
             return None
         delta = sequence.push(output)
         delta.num_prompt_tokens = self._num_prompt_tokens
         delta.num_cached_tokens = output.num_cached_tokens
+        if self._prompt_logprobs is not None and len(self._prompt_logprobs) == self._num_prompt_tokens:
+            delta.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         if delta.finish_reason is not None:
             self._end(sequence, delta)
         return delta
@@ -190,6 +198,10 @@ class OutputAccumulator:
             for entry in delta.logprobs:
                 completion.logprobs.append(self._named(entry))
                 completion.cumulative_logprob += entry.logprob
+        if delta.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [
+                None if entry is None else self._named(entry) for entry in delta.prompt_logprobs
+            ]
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, delta.num_cached_tokens)
         self.error = self.error or delta.error
         if delta.finish_reason is not None:

@@ -198,6 +198,12 @@ def _flatten_token_ids(scheduled: list[ScheduledSequence], num_tokens: int) -> n
 
 
 def _find_logits_rows(scheduled: list[ScheduledSequence], query_start: np.ndarray) -> np.ndarray:
-    """The last row of each sequence that samples."""
+    """The last row of each sequence that samples; behind them the rows that score prompts."""
     is_sampling = np.array([sequence.is_sampling for sequence in scheduled], bool)
-    return query_start[1:][is_sampling] - np.int32(1)
+    sampled = query_start[1:][is_sampling] - np.int32(1)
+    scored: list[int] = []
+    for sequence, start in zip(scheduled, query_start, strict=False):
+        if sequence.prompt_logprobs_start is not None:
+            shift = int(start) - sequence.num_computed_tokens
+            scored += [position + shift for position in sequence.scored_positions]
+    return np.concatenate([sampled, np.array(scored, np.int32)]) if scored else sampled

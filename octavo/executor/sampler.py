@@ -99,13 +99,48 @@ class Sampler:
             self._allowed.pop(seq_id, None)
 
     def sample(self, logits: Array, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """logits: [R, vocab_size] float32, one row for each sequence with is_sampling, in order; changed in place."""
+        """logits: [R, vocab_size] float32, one row for each sequence with is_sampling, in order, then one for each of
+        the scored_positions; changed in place."""
         sampling = [sequence for sequence in plan.scheduled if sequence.is_sampling]
-        if not sampling:
-            return ModelRunnerOutput()
-        batch, failures = self.build_batch(sampling, logits.shape[1])
+        scored = [sequence for sequence in plan.scheduled if sequence.prompt_logprobs_start is not None]
+        output = ModelRunnerOutput()
+        if sampling:
+            batch, failures = self.build_batch(sampling, logits.shape[1])
+            rows = logits[: len(sampling)] if scored else logits
+            sampled = self._ops.sample(rows, _to_device(self._ops, batch))
+            output = _make_output(sampling, sampled, rows, failures)
+        if scored:
+            self._score_prompts(logits[len(sampling) :], scored, output)
+        return output
+
+    def _score_prompts(self, logits: Array, scored: Sequence[ScheduledSequence], output: ModelRunnerOutput) -> None:
+        """Each row is sampled with the prompt's next token as the only one allowed: the same arithmetic, to the bit, as
+        for tokens that are generated."""
+        targets = [(sequence, position + 1) for sequence in scored for position in sequence.scored_positions]
+        if not targets:
+            return
+        num_rows, vocab_size = logits.shape
+        assert num_rows == len(targets), (num_rows, len(targets))
+        token_ids = np.array([sequence.token_ids[position] for sequence, position in targets], np.uint32)
+        masks = np.zeros((num_rows, -(-vocab_size // 32)), np.uint32)
+        rows = np.arange(num_rows, dtype=np.int32)
+        masks[rows, token_ids // 32] = np.uint32(1) << token_ids % np.uint32(32)
+        batch = SamplingBatch(
+            temperature=np.zeros(num_rows, np.float32),
+            top_k=np.zeros(num_rows, np.int32),
+            top_p=np.ones(num_rows, np.float32),
+            min_p=np.zeros(num_rows, np.float32),
+            random=np.zeros(num_rows),
+            num_logprobs=np.array([sequence.sampling_params.prompt_logprobs for sequence, _ in targets], np.int32),
+            allowed=(rows, masks.view(np.int32)),
+        )
         sampled = self._ops.sample(logits, _to_device(self._ops, batch))
-        return _make_output(sampling, sampled, logits, failures)
+        for row, (sequence, position) in enumerate(targets):
+            if sampled.token_ids[row] < 0:
+                output.failures.setdefault(sequence.seq_id, _explain_failure(logits, row))
+                continue
+            entry = _read_logprobs(sampled, row, sequence.token_ids[position], batch.num_logprobs[row])
+            output.prompt_logprobs.setdefault(sequence.seq_id, []).append(entry)
 
     def build_batch(
         self, sampling: Sequence[ScheduledSequence], vocab_size: int
@@ -321,12 +356,16 @@ def _make_output(
         output.token_ids[sequence.seq_id] = token_id
         num_logprobs = sequence.sampling_params.logprobs
         if num_logprobs is not None:
-            ids = sampled.top_ids[row, :num_logprobs].tolist()
-            values = sampled.top_logprobs[row, :num_logprobs].tolist()
-            # A vocabulary smaller than the number wanted leaves -1 at the end.
-            top = tuple((top_id, value) for top_id, value in zip(ids, values, strict=True) if top_id >= 0)
-            output.logprobs[sequence.seq_id] = TokenLogprobs(token_id, float(sampled.logprobs[row]), top)
+            output.logprobs[sequence.seq_id] = _read_logprobs(sampled, row, token_id, num_logprobs)
     return output
+
+
+def _read_logprobs(sampled: SampledRows, row: int, token_id: int, num_logprobs: int) -> TokenLogprobs:
+    ids = sampled.top_ids[row, :num_logprobs].tolist()
+    values = sampled.top_logprobs[row, :num_logprobs].tolist()
+    # A vocabulary smaller than the number wanted leaves -1 at the end.
+    top = tuple((top_id, value) for top_id, value in zip(ids, values, strict=True) if top_id >= 0)
+    return TokenLogprobs(token_id, float(sampled.logprobs[row]), top)
 
 
 def _explain_failure(logits: Array, row: int) -> str:

@@ -178,3 +178,12 @@ def test_the_last_token_of_a_complete_grammar_is_text(tokenizer: Tokenizer) -> N
 def test_special_tokens_that_are_to_be_shown_are_written_out(tokenizer: Tokenizer) -> None:
     text = RequestText(tokenizer, SamplingParams(), 1, shown_token_ids=(BOS,))
     assert joined(push_all(text, step([*b"a", BOS, EOS, *b"b"]))) == "a<bos>b"
+
+
+def test_prompt_logprobs_come_with_the_first_delta_and_survive_joining(tokenizer: Tokenizer) -> None:
+    text = RequestText(tokenizer, SamplingParams(n=2, prompt_logprobs=0), 3)
+    scores = [TokenLogprobs(5, -0.5), TokenLogprobs(6, -1.5)]
+    outputs = [SequenceOutput(request_id="r", index=0, new_prompt_logprobs=[score]) for score in scores]
+    deltas = push_all(text, *outputs, step(b"a"), step(b"b", 1), step(b"c"))
+    assert [delta.text for delta in deltas] == ["a", "b", "c"]
+    assert [delta.prompt_logprobs for delta in deltas] == [[None, *scores], None, None]
