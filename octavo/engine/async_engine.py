@@ -14,10 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from octavo.config import DEFAULT_MODEL, EngineArgs
-from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput, StepStats
+from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput, StepStats, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.beam_search import BeamSearch, BeamSearchParams, make_deltas
+from octavo.engine.best_of import BestOf, widen_params
 from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.grammar_door import GrammarDoor
 from octavo.engine.loaded import DEFAULT_EXECUTOR, OnProgress
@@ -28,7 +31,7 @@ from octavo.engine.request_stream import RequestStream
 from octavo.engine.run_in_thread import run_in_thread
 from octavo.engine.stats import EngineStats
 from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.errors import EngineDeadError, OctavoError, RequestFailedError
 from octavo.metrics import Metrics
 from octavo.report import StartReport
 from octavo.text.chat_template import ChatTemplate
@@ -188,6 +191,35 @@ class AsyncEngine:
         )
         return self._stream(RequestStream(name, request, self.tokenizer, shown_token_ids))
 
+    def generate_best(
+        self, prompt_token_ids: Iterable[int], params: SamplingParams, best_of: int, **options: Any
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """Generate best_of answers and stream the params.n of them that are likeliest a token, each in one delta, best
+        first, when all have ended. options, errors: of `generate`
+        """
+        return self._pick(self.generate(prompt_token_ids, widen_params(params, best_of), **options), BestOf(params))
+
+    def beam_search(
+        self,
+        prompt_token_ids: Iterable[int],
+        params: BeamSearchParams,
+        *,
+        num_beams: int | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_id: str | None = None,
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """Stream the best num_beams (all, if None) of params.beam_width beams, each in one delta, when all have ended.
+
+        Every token of every beam is a request of its own, also in the metrics. Errors are those of `generate`.
+        """
+        self._check_accepting()
+        token_ids = check_prompt(prompt_token_ids, self._limits)
+        whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
+        resolve_params(len(token_ids), whole, self._limits)
+        options = {"priority": priority, "cache_salt": cache_salt, "request_id": request_id}
+        return self._search(token_ids, params, num_beams or params.beam_width, options)
+
     async def abort(self, request_id: str) -> bool:
         """End the requests of that name: their streams end with finish_reason "abort". False when there is none."""
         found = [stream for stream in self._streams.values() if stream.name == request_id]
@@ -238,6 +270,46 @@ class AsyncEngine:
         self._is_draining = True
         self._fail_all(EngineDeadError("The server is shutting down.", code="shutting_down"))
         await self._client.close()
+
+    # --- several requests, or several answers, as one stream --------------------------------------------------
+
+    async def _pick(
+        self, stream: AsyncGenerator[CompletionDelta, None], best_of: BestOf
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        async with contextlib.aclosing(stream):
+            async for delta in stream:
+                best_of.push(delta)
+        for delta in best_of.pick():
+            yield delta
+
+    async def _search(
+        self, token_ids: tuple[int, ...], params: BeamSearchParams, num_beams: int, options: dict[str, Any]
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        search = BeamSearch(params, self._limits.eos_token_ids)
+        while not search.is_finished:
+            prompts = [(*token_ids, *beam.token_ids) for beam in search.live]
+            search.push(await self._ask_for_one_token(prompts, params.step_params, options))
+        for delta in make_deltas(search.best(num_beams), self.tokenizer, params, len(token_ids)):
+            yield delta
+
+    async def _ask_for_one_token(
+        self, prompts: list[tuple[int, ...]], params: SamplingParams, options: dict[str, Any]
+    ) -> list[TokenLogprobs]:
+        """Raises RequestFailedError when one of them failed or was aborted; then the others are aborted."""
+
+        async def ask(prompt: tuple[int, ...]) -> TokenLogprobs:
+            async with contextlib.aclosing(self.generate(prompt, params, **options)) as stream:
+                async for delta in stream:
+                    if delta.logprobs:
+                        return delta.logprobs[0]
+            raise RequestFailedError(delta.error or f"A beam ended with {delta.finish_reason!r}.")
+
+        asking = [asyncio.ensure_future(ask(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*asking)
+        finally:
+            for task in asking:
+                task.cancel()
 
     # --- streams ----------------------------------------------------------------------------------------------
 

@@ -12,16 +12,17 @@ from typing import Any, NoReturn
 
 from octavo.config import EngineArgs
 from octavo.core.engine_core import EngineCore
-from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput
+from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.beam_search import BeamSearch, BeamSearchParams, make_deltas
 from octavo.engine.loaded import DEFAULT_EXECUTOR, ExecutorFactory, OnProgress, find_executor_factory
 from octavo.engine.model_files import collect_eos_token_ids, fetch_source, find_chat_template, load_tokenizer
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.progress_bar import PromptProgress
 from octavo.engine.stats import EngineStats
 from octavo.engine.text_output import OutputAccumulator, RequestText
-from octavo.engine.validation import RequestLimits, SeedSource, make_request
+from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.structured.compile import validate_spec
 from octavo.structured.grammar import make_grammar_factory
@@ -136,6 +137,37 @@ class LLM:
         ]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in token_ids]
         return self._run(list(texts), token_ids, sampling_params, "messages", use_tqdm, priority, structured_outputs)
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[RequestOutput]:
+        """For each prompt the params.beam_width best answers, best first, with their cumulative_logprob."""
+        each = _as_prompt_list(prompts)
+        outputs = []
+        for position, prompt in enumerate(each):
+            prompt_ids = check_prompt(self._encode(prompt, position, len(each)), self.limits)
+            whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
+            resolve_params(len(prompt_ids), whole, self.limits)
+            search = BeamSearch(params, self.limits.eos_token_ids)
+            while not search.is_finished:
+                asked: list[Prompt] = [(*prompt_ids, *beam.token_ids) for beam in search.live]
+                answers = self.generate(asked, params.step_params, use_tqdm=False)
+                search.push([_read_candidates(answer) for answer in answers])
+            beams = search.best(params.beam_width)
+            deltas = make_deltas(beams, self.tokenizer, params, len(prompt_ids))
+            completions = [
+                CompletionOutput(
+                    index=delta.index,
+                    text=delta.text,
+                    token_ids=delta.token_ids,
+                    cumulative_logprob=beam.cumulative_logprob,
+                    finish_reason=delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                )
+                for beam, delta in zip(beams, deltas, strict=True)
+            ]
+            outputs.append(
+                RequestOutput(str(position), _prompt_text(prompt), list(prompt_ids), completions, finished=True)
+            )
+        return outputs
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -285,6 +317,16 @@ def _read_grammar(structured_outputs: StructuredOutputs | None) -> GrammarSpec |
     if spec is not None:
         validate_spec(spec, "structured_outputs")
     return spec
+
+
+def _read_candidates(output: RequestOutput) -> TokenLogprobs:
+    """The best next tokens, best first."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    entries = sorted(completion.logprobs[0].items(), key=lambda item: item[1].rank or 0)
+    return TokenLogprobs(
+        completion.token_ids[0], 0.0, tuple((token_id, entry.logprob) for token_id, entry in entries if entry.rank)
+    )
 
 
 def _raise_first_failure(answers: Sequence[_Answer]) -> None:

@@ -62,6 +62,7 @@ class CompletionDelta:
     token_ids: new tokens, counted for usage; `text` may lag behind them
     logprobs:  one TokenLogprobs a new token when asked for
     prompt_logprobs: when asked for, one entry a prompt token, None for the first; in the request's first delta only
+    queue_time_s: with its first tokens: from arrival to the step in which its prompt was first computed
     is_final:  the request is over: all n generations have ended, this is the last delta
     """
 
@@ -76,3 +77,4 @@ class CompletionDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     is_final: bool = False
     error: str | None = None
+    queue_time_s: float | None = None

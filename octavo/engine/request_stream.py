@@ -35,7 +35,7 @@ class RequestStream:
     def put(self, delta: CompletionDelta) -> None:
         # Taken out and put in again at the end, so that the final delta stays the last.
         waiting = self._pending.pop(delta.index, None)
-        self._pending[delta.index] = delta if waiting is None else _join(waiting, delta)
+        self._pending[delta.index] = delta if waiting is None else join_deltas(waiting, delta)
         self._wake()
 
     def fail(self, error: EngineDeadError) -> None:
@@ -60,7 +60,7 @@ class RequestStream:
             self._waiter.set_result(None)
 
 
-def _join(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
+def join_deltas(first: CompletionDelta, second: CompletionDelta) -> CompletionDelta:
     """Two neighbours of one sequence as one delta: the second's state, both their additions."""
     second.text = first.text + second.text
     second.token_ids = [*first.token_ids, *second.token_ids]
