@@ -9,6 +9,7 @@
     │   └── OverloadedError         429
     ├── ServerError             we are at fault, or not ready; the request may be tried again
     │   ├── RequestFailedError      500  one request failed inside the engine; others were not disturbed
+    │   ├── RequestTimeoutError     504  the request took longer than --request-timeout and was aborted
     │   └── EngineDeadError         503  the engine process died; it is being started again
     ├── ConfigError             an option at start-up is wrong; carries the option's name
     ├── ModelLoadError          the model cannot be used
@@ -85,6 +86,11 @@ class ServerError(OctavoError):
 
 class RequestFailedError(ServerError):
     pass
+
+
+class RequestTimeoutError(ServerError):
+    status = 504
+    error_type = "timeout_error"
 
 
 class EngineDeadError(ServerError):

@@ -22,6 +22,9 @@ class ModelInfo(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def vocab_size(self) -> int: ...
+
+    @property
     def created(self) -> int: ...
 
 
@@ -62,6 +65,10 @@ class ServingEngine(Protocol):
         cache_salt: str = "",
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Closing or cancelling the stream aborts the request."""
+        ...
+
+    def count_queued(self, num_more: int) -> int:
+        """How many generations would wait for their turn, if so many more came now."""
         ...
 
     async def check_health(self, timeout_s: float) -> None: ...

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.server.body import find_header
 from octavo.server.errors import send_status_error
+from octavo.server.exchange import get_exchange
 from octavo.server.responses import Receive, Scope, Send
 
 # Probes of a load balancer carry no key, and the answer tells nothing about anybody.
@@ -34,21 +35,23 @@ class KeyMiddleware:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008, "reason": "a key is needed"})
             return
-        salt = self._find_salt(scope)
-        if salt is None and scope["path"] not in OPEN_PATHS:
+        number = self._find_key(scope)
+        if number is None and scope["path"] not in OPEN_PATHS:
             await _refuse(scope, send)
             return
-        scope["octavo.cache_salt"] = salt or ""
+        if number is not None:
+            scope["octavo.cache_salt"] = self._salts[number]
+            get_exchange(scope).key_label = f"key-{number + 1}"
         await self._app(scope, receive, send)
 
-    def _find_salt(self, scope: Scope) -> str | None:
-        """The salt of the caller's key; None without a valid one. All keys are compared, in constant time each."""
+    def _find_key(self, scope: Scope) -> int | None:
+        """Which key the caller has; None without a valid one. All keys are compared, in constant time each."""
         scheme, _, sent = (find_header(scope, b"authorization") or b"").partition(b" ")
         sent = sent.strip()
         found = None
-        for key, salt in zip(self._keys, self._salts, strict=True):
+        for number, key in enumerate(self._keys):
             if hmac.compare_digest(sent, key) and scheme.lower() == b"bearer":
-                found = salt
+                found = number
         return found
 
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from octavo.errors import ClientError, RequestTooLargeError
-from octavo.server.responses import Receive, Scope
+from octavo.server.responses import Message, Receive, Scope
 
 
 class UnsupportedMediaTypeError(ClientError):
     status = 415
 
 
+class BodyTimeoutError(ClientError):
+    status = 408
+    error_type = "timeout_error"
+
+
+# A body that comes more slowly than this, after its first body_timeout_s, is given up.
+_MIN_BYTES_A_SECOND = 16 * 1024
+
+
 class ClientDisconnected(Exception):
     """The client left; there is nobody to answer."""
 
 
-async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """Raises RequestTooLargeError, UnsupportedMediaTypeError, ClientDisconnected."""
+async def read_json_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+    """timeout_s: for the body, and a second more for every 16 KiB that came
+
+    Raises RequestTooLargeError, UnsupportedMediaTypeError, BodyTimeoutError, ClientDisconnected.
+    """
     content_type = find_header(scope, b"content-type")
     if content_type is not None:
         _check_content_type(content_type)
     declared = find_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > max_bytes:
         _refuse_size(f"{int(declared)} bytes", max_bytes)
+    started_at = asyncio.get_running_loop().time()
     parts: list[bytes] = []
     num_bytes = 0
     while True:
-        message = await receive()
+        message = await _receive_until(receive, started_at + timeout_s + num_bytes / _MIN_BYTES_A_SECOND, num_bytes)
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         part = message.get("body", b"")
@@ -35,6 +50,17 @@ async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> byte
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def _receive_until(receive: Receive, ends_at: float, num_bytes: int) -> Message:
+    timeout_s = ends_at - asyncio.get_running_loop().time()
+    try:
+        return await asyncio.wait_for(receive(), max(timeout_s, 0.0))
+    except asyncio.TimeoutError:
+        raise BodyTimeoutError(
+            f"The body did not arrive in time: {num_bytes} bytes came. Is its Content-Length right?",
+            code="body_timeout",
+        ) from None
 
 
 def find_header(scope: Scope, name: bytes) -> bytes | None:

@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.server.errors import make_error_body
+from octavo.server.request_ids import make_request_id
 
 # What other servers take; the largest honest head is a long key and a few cookies.
 MAX_HEAD_BYTES = 64 * 1024
@@ -75,6 +76,7 @@ class Connection(HttpToolsProtocol):
         body = make_error_body(message, "invalid_request_error")
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"x-request-id: {make_request_id()}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -7,11 +7,12 @@ import logging
 import msgspec
 
 from octavo.errors import ClientError, OctavoError, ServerError
+from octavo.server.exchange import Exchange
 from octavo.server.responses import JSON_HEADERS, Send, send_bytes
 
 logger = logging.getLogger("octavo.server")
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 405: "method_not_allowed_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 405: "method_not_allowed_error"}
 
 
 def error_status(error: Exception) -> int:
@@ -35,13 +36,17 @@ def make_error_body(message: str, error_type: str, param: str | None = None, cod
     return msgspec.json.encode({"error": error})
 
 
-async def send_error(
-    send: Send, error: Exception, request_id: str = "", headers: tuple[tuple[bytes, bytes], ...] = ()
-) -> None:
+async def send_error(send: Send, error: Exception, exchange: Exchange) -> None:
     status = error_status(error)
-    log_unexpected(error, request_id)
+    note_error(error, exchange)
+    headers: tuple[tuple[bytes, bytes], ...] = ()
     if status in (429, 503):
-        headers = (*headers, (b"retry-after", b"1"))
+        headers = ((b"retry-after", b"1"),)
+    if status == 408:
+        headers = ((b"connection", b"close"),)  # the rest of the body may still come, and would be read as a request
+    if status == 504:
+        # OpenAI's clients would send the same once more by themselves, and it would take as long again.
+        headers = ((b"x-should-retry", b"false"),)
     await send_bytes(send, status, error_body(error), (*JSON_HEADERS, *headers))
 
 
@@ -53,8 +58,11 @@ async def send_status_error(
     await send_bytes(send, status, body, (*JSON_HEADERS, *headers))
 
 
-def log_unexpected(error: Exception, request_id: str) -> None:
+def note_error(error: Exception, exchange: Exchange) -> None:
+    """Into the log, if it is not the client's fault, and onto the exchange for the access log."""
+    code = getattr(error, "code", None) or getattr(error, "error_type", None)
+    exchange.error_code = code or "internal_server_error"
     if not isinstance(error, OctavoError):
-        logger.error("request %s failed", request_id or "(no id)", exc_info=error)
+        logger.error("request %s failed", exchange.request_id, exc_info=error)
     elif isinstance(error, ServerError):
-        logger.warning("request %s failed: %s", request_id or "(no id)", error.message)
+        logger.warning("request %s failed: %s", exchange.request_id, error.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ class Usage:
 class Generation:
     """Runs the prompts of one request, n generations each. Choice number = prompt number * n + generation number.
 
+    finish_reasons:     of the choices that have ended, in the order of their ends
+    queue_time_s:       how long the first of them waited for its turn; None before its first token
+    first_token_time_s: from here to the first token
+
     A prompt is counted once, however many generations it has; its cached tokens are those of its first generation.
     """
 
@@ -51,6 +56,10 @@ class Generation:
         self._prompts = prompts
         self._priority = priority
         self._cache_salt = cache_salt
+        self.finish_reasons: list[str] = []
+        self.queue_time_s: float | None = None
+        self.first_token_time_s: float | None = None
+        self._started_at = time.monotonic()
         self._num_generated = 0
         self._cached_tokens = [0] * len(prompts)
         self._open_choices = set(range(self.num_choices))
@@ -78,7 +87,11 @@ class Generation:
         async with aclosing(merged) as deltas:
             async for delta in deltas:
                 self._num_generated += len(delta.token_ids)
+                if self.first_token_time_s is None and delta.token_ids:
+                    self.first_token_time_s = time.monotonic() - self._started_at
+                    self.queue_time_s = delta.queue_time_s
                 if delta.finish_reason is not None:
+                    self.finish_reasons.append(delta.finish_reason)
                     _raise_failure(delta)
                     self._open_choices.remove(delta.index)
                 yield delta

@@ -14,6 +14,7 @@ from octavo.server.api import ServingEngine
 from octavo.server.app import build_app
 from octavo.server.connection import Connection
 from octavo.server.settings import ServerSettings
+from octavo.server.tls import make_tls_context
 
 # Longer than clients keep their idle connections, so that they close them and not we, in the middle of a request.
 _KEEP_ALIVE_S = 75
@@ -31,10 +32,14 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            access_log=settings.access_log,
+            access_log=False,  # ours tells more: octavo.server.access_log
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
+        if settings.tls is not None:
+            # uvicorn makes its own context from paths; ours was checked at the start, and explains itself.
+            config.load()
+            config.ssl = make_tls_context(settings.tls)
         self._listener = listener
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None

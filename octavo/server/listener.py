@@ -48,13 +48,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def format_url(listener: socket.socket, host: str) -> str:
+def format_url(listener: socket.socket, host: str, scheme: str = "http") -> str:
     """Where a client on this machine finds us."""
     port = listener.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "[::1]"}.get(host, host)
     if ":" in shown and not shown.startswith("["):
         shown = f"[{shown}]"
-    return f"http://{shown}:{port}"
+    return f"{scheme}://{shown}:{port}"
 
 
 def _explain(error: OSError, host: str, port: int) -> ConfigError:

@@ -8,6 +8,7 @@ from octavo.errors import ClientError
 from octavo.server.api import ServingEngine
 from octavo.server.endpoint import check_model
 from octavo.server.errors import send_error
+from octavo.server.exchange import get_exchange
 from octavo.server.responses import Receive, Scope, Send, send_json
 
 
@@ -24,7 +25,7 @@ class ModelsEndpoint:
         try:
             check_model(name, self._engine.info.served_model_names)
         except ClientError as error:
-            await send_error(send, error)
+            await send_error(send, error, get_exchange(scope))
         else:
             await send_json(send, self._entry(name))
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from octavo.server.answer import AnswerFormat
-from octavo.server.errors import error_body, log_unexpected
+from octavo.server.deadline import Deadline
+from octavo.server.errors import error_body, note_error
+from octavo.server.exchange import Exchange
 from octavo.server.generation import Generation
 from octavo.server.responses import Headers, Send
 
@@ -22,24 +24,30 @@ STREAM_HEADERS: Headers = (
 
 
 async def send_stream(
-    send: Send, generation: Generation, format: AnswerFormat, *, include_usage: bool, headers: Headers
+    send: Send,
+    generation: Generation,
+    format: AnswerFormat,
+    *,
+    include_usage: bool,
+    deadline: Deadline,
+    exchange: Exchange,
 ) -> None:
     """Raises what the generation raises before its first delta; after that, every fault is part of the stream."""
     is_started = False
     try:
-        async with aclosing(generation.deltas()) as deltas:
+        async with deadline, aclosing(generation.deltas()) as deltas:
             async for delta in deltas:
                 events = format.chunks(delta)
                 if not events:
                     continue
                 if not is_started:
                     is_started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
                 await send({"type": "http.response.body", "body": events, "more_body": True})
     except Exception as error:
         if not is_started:
             raise
-        log_unexpected(error, generation.request_id)
+        note_error(error, exchange)
         last = b"data: %b\n\n" % error_body(error)
     else:
         last = format.usage_chunk(generation.usage) if include_usage else b""

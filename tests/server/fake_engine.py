@@ -107,6 +107,7 @@ class FakeEngine:
     chat_template: ChatTemplate | None = field(default_factory=lambda: ChatTemplate(CHAT_TEMPLATE))
     info: FakeInfo = field(default_factory=FakeInfo)
     is_dead: bool = False
+    num_queued: int = 0
 
     def __post_init__(self) -> None:
         self.tokenizer = TOKENIZER
@@ -156,6 +157,9 @@ class FakeEngine:
             if not call.is_finished:
                 call.is_aborted = True
                 self.aborted.set()
+
+    def count_queued(self, num_more: int) -> int:
+        return self.num_queued + num_more - 1
 
     async def check_health(self, timeout_s: float) -> None:
         if self.is_dead:

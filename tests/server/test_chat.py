@@ -22,7 +22,7 @@ async def test_a_stream_has_exactly_these_bytes(serving: Serving) -> None:
     engine = FakeEngine(say("Hé", '"\n'))
     async with serving(engine) as client:
         answer = await client.post(PATH, json={"model": "also-fake", "messages": HI, "stream": True})
-    request_id = answer.headers["x-request-id"]
+    request_id = "chatcmpl-" + answer.headers["x-request-id"]
     head = (
         f'data: {{"id":"{request_id}","object":"chat.completion.chunk","created":{CREATED},"model":"also-fake",'
         '"choices":[{"index":0,"delta":{'
@@ -55,7 +55,7 @@ async def test_a_whole_answer(serving: Serving) -> None:
         answer = await client.post(PATH, json={"messages": HI})
     assert answer.status_code == 200
     assert answer.json() == {
-        "id": answer.headers["x-request-id"],
+        "id": "chatcmpl-" + answer.headers["x-request-id"],
         "object": "chat.completion",
         "created": CREATED,
         "model": "fake",

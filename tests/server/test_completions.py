@@ -21,7 +21,7 @@ async def test_a_stream_has_exactly_these_bytes(serving: Serving) -> None:
     async with serving(FakeEngine(say("a", "b", finish_reason="length"))) as client:
         answer = await client.post(PATH, json=body)
     head = (
-        f'data: {{"id":"{answer.headers["x-request-id"]}","object":"text_completion","created":{CREATED},'
+        f'data: {{"id":"cmpl-{answer.headers["x-request-id"]}","object":"text_completion","created":{CREATED},'
         '"model":"fake","choices":['
     )
     assert answer.content.decode() == (

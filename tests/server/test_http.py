@@ -75,7 +75,8 @@ async def test_version_and_metrics(serving: Serving) -> None:
     async with serving(FakeEngine()) as client:
         assert (await client.get("/version")).json() == {"version": "9.9.9"}
         metrics = await client.get("/metrics")
-    assert metrics.text == "octavo:num_requests_running 0\n"
+    assert metrics.text.startswith("octavo:num_requests_running 0\n")
+    assert 'http_requests_total{handler="/version",method="GET",status="2xx"} 1.0' in metrics.text
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 

@@ -1,0 +1,148 @@
+"""`/tokenize` and `/detokenize`: exactly the tokens that the model would get, and back, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any
+
+import msgspec
+
+from octavo.errors import InvalidRequestError
+from octavo.server.api import ServingEngine
+from octavo.server.body import ClientDisconnected, read_json_body
+from octavo.server.decoding import convert_fields, decode_json_object
+from octavo.server.endpoint import check_model
+from octavo.server.errors import send_error
+from octavo.server.exchange import get_exchange
+from octavo.server.fields import keep_supported
+from octavo.server.messages import check_messages
+from octavo.server.prompts import LONG_TEXT_CHARS, encode_messages, encode_prompts
+from octavo.server.responses import Receive, Scope, Send, send_json
+from octavo.server.settings import ServerSettings
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either prompt or messages.
+
+    add_special_tokens:    BOS and the like; true for a prompt, false for messages, whose template prints them
+    add_generation_prompt: of messages: what opens the assistant's answer
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class TextEndpoint(ABC):
+    """An ASGI application for a route that only reads a body and answers with JSON."""
+
+    def __init__(self, engine: ServingEngine, settings: ServerSettings):
+        self.engine = engine
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = get_exchange(scope)
+        try:
+            body = await read_json_body(scope, receive, self._settings.max_request_bytes, self._settings.body_timeout_s)
+            answer = await self.answer(body)
+        except ClientDisconnected:
+            exchange.has_client_left = True
+        except Exception as error:
+            await send_error(send, error, exchange)
+        else:
+            await send_json(send, answer)
+
+    @abstractmethod
+    async def answer(self, body: bytes) -> dict[str, Any]:
+        """Raises ClientError."""
+
+
+class TokenizeEndpoint(TextEndpoint):
+    def __init__(self, engine: ServingEngine, settings: ServerSettings):
+        super().__init__(engine, settings)
+        # Texts of any length are counted, but the long ones one after the other: generating goes before.
+        self._long_text = asyncio.Semaphore(1)
+
+    async def answer(self, body: bytes) -> dict[str, Any]:
+        request = decode_tokenize_request(body)
+        if request.model is not None:
+            check_model(request.model, self.engine.info.served_model_names)
+        if len(body) > LONG_TEXT_CHARS:
+            async with self._long_text:
+                tokens = await self._encode(request)
+        else:
+            tokens = await self._encode(request)
+        answer: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": self.engine.info.max_model_len,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        if request.return_token_strs:
+            answer["token_strs"] = [self.engine.tokenizer.token_text(token_id) for token_id in tokens]
+        return answer
+
+    async def _encode(self, request: TokenizeRequest) -> list[int]:
+        if request.prompt is not None:
+            adds = request.add_special_tokens is not False
+            [tokens] = await encode_prompts(self.engine, [request.prompt], add_special_tokens=adds, is_bounded=False)
+            return tokens
+        assert request.messages is not None
+        return await encode_messages(
+            self.engine,
+            request.messages,
+            add_special_tokens=bool(request.add_special_tokens),
+            is_bounded=False,
+            add_generation_prompt=request.add_generation_prompt,
+        )
+
+
+class DetokenizeEndpoint(TextEndpoint):
+    async def answer(self, body: bytes) -> dict[str, Any]:
+        request = decode_detokenize_request(body)
+        if request.model is not None:
+            check_model(request.model, self.engine.info.served_model_names)
+        vocab_size = self.engine.info.vocab_size
+        for position, token_id in enumerate(request.tokens):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"tokens[{position}] is {token_id}, but this model's vocabulary has the ids 0 to {vocab_size - 1}.",
+                    param=f"tokens[{position}]",
+                    value=token_id,
+                    code="token_id_out_of_range",
+                )
+        return {"prompt": self.engine.tokenizer.decode(request.tokens, skip_special_tokens=False)}
+
+
+def decode_tokenize_request(body: bytes) -> TokenizeRequest:
+    """Raises InvalidRequestError."""
+    fields = keep_supported(decode_json_object(body), TokenizeRequest.__struct_fields__)
+    if ("prompt" in fields) == ("messages" in fields):
+        raise InvalidRequestError(
+            "Send either prompt, a text, or messages, a chat; this request has "
+            f"{'both' if 'prompt' in fields else 'neither'}.",
+            param="prompt",
+            code="missing_field" if "prompt" not in fields else "invalid_value",
+        )
+    if "messages" in fields:
+        fields["messages"] = check_messages(fields["messages"])
+    elif "add_generation_prompt" in fields:
+        raise InvalidRequestError(
+            "add_generation_prompt goes with messages; a prompt is taken as it is.", param="add_generation_prompt"
+        )
+    return convert_fields(fields, TokenizeRequest)
+
+
+def decode_detokenize_request(body: bytes) -> DetokenizeRequest:
+    """Raises InvalidRequestError."""
+    fields = keep_supported(decode_json_object(body), DetokenizeRequest.__struct_fields__)
+    return convert_fields(fields, DetokenizeRequest)
