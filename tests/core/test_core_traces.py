@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.core import admission
 from octavo.core.engine_core import EngineCore
 from octavo.core.interfaces import CoreConfig, FinishReason, ScheduledSequence, SchedulerOutput, SequenceOutput
 from octavo.core.request import Request
@@ -30,6 +32,14 @@ NUM_EXAMPLES = int(os.environ.get("OCTAVO_TRACE_EXAMPLES", "150"))
 
 # Prompts are cut from these, so that prefixes are often shared and often are whole blocks.
 TEXTS = (tuple(range(1, 17)), (1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9, 9, 9, 9, 9), (7,) * 16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_scored_rows() -> Iterator[None]:
+    """So few that prompts this short are scored in several steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "MAX_SCORED_ROWS", 5)
+        yield
 
 
 @st.composite
@@ -66,6 +76,7 @@ def requests(draw: st.DrawFn) -> Request:
             min_tokens=draw(st.integers(0, min(max_tokens, 3))),
             stop_token_ids=draw(st.sampled_from(((), (), (5,)))),
             ignore_eos=draw(st.booleans()),
+            prompt_logprobs=draw(st.sampled_from((None, None, 0))),
         ),
         seed=draw(st.integers(0, 3)),
         eos_token_ids=EOS,
@@ -108,7 +119,10 @@ class CheckedExecutor(FakeExecutor):
         if not self.config.enable_chunked_prefill:
             for scheduled in plan.scheduled:
                 is_cut = len(scheduled.token_ids) > self.config.max_num_batched_tokens
-                require(scheduled.is_sampling or is_cut, scheduled)
+                is_scored = scheduled.prompt_logprobs_start is not None
+                require(scheduled.is_sampling or is_cut or is_scored, scheduled)
+        num_scored = sum(len(scheduled.scored_positions) for scheduled in plan.scheduled)
+        require(num_scored <= admission.MAX_SCORED_ROWS, f"{num_scored} positions are scored")
         self._check_writes(plan)
         return super().execute(plan)
 
@@ -141,6 +155,7 @@ class Trace:
         self.requests: list[Request] = []
         self.told: dict[tuple[str, int], Told] = {}
         self.num_finals: dict[str, int] = {}
+        self.scored: dict[str, list[int]] = {}
         self.num_hiccups = 0
 
     def run(self, command: str, argument: Any) -> None:
@@ -149,6 +164,7 @@ class Trace:
             request = _renamed(argument, f"r{len(self.requests)}")
             self.requests.append(request)
             self.num_finals[request.request_id] = 0
+            self.scored[request.request_id] = []
             for index in range(request.sampling_params.n):
                 self.told[request.request_id, index] = Told()
             self.take(core.add(request, 0.0))
@@ -189,6 +205,7 @@ class Trace:
             assert told.last is None or told.last.finish_reason is None, f"told after its end: {output}"
             told.token_ids += output.new_token_ids
             told.last = output
+            self.scored[output.request_id] += [entry.token_id for entry in output.new_prompt_logprobs]
             self.num_finals[output.request_id] += output.is_final
 
     def drain(self) -> None:
@@ -208,6 +225,9 @@ class Trace:
         num_hiccup_errors = 0
         for request in self.requests:
             assert self.num_finals[request.request_id] == 1, request
+            wanted = request.prompt_token_ids[1:] if request.sampling_params.prompt_logprobs is not None else ()
+            scored = self.scored[request.request_id]
+            assert scored == list(wanted[: len(scored)]), request
             for index in range(request.sampling_params.n):
                 told = self.told[request.request_id, index]
                 assert told.last is not None
@@ -215,6 +235,7 @@ class Trace:
                 token_ids, alone_reason = generate_alone(request, index, self.config.kv_group_windows)
                 if reason in (FinishReason.STOP, FinishReason.LENGTH):
                     assert (told.token_ids, reason) == (token_ids, alone_reason), request
+                    assert len(scored) == len(wanted), request
                     continue
                 assert told.token_ids == token_ids[: len(told.token_ids)], request
                 if reason is FinishReason.ERROR:
@@ -339,6 +360,7 @@ def make_request(rng: random.Random) -> Request:
             max_tokens=max_tokens,
             min_tokens=rng.choice((0, max_tokens)),
             ignore_eos=rng.random() < 0.5,
+            prompt_logprobs=rng.choice((None, None, 0)),
         ),
         seed=rng.randint(0, 1),
         eos_token_ids=EOS,
