@@ -175,6 +175,7 @@ class SequenceOutput:
     stop_reason:     the stop token's id when a token of stop_token_ids ended it, else None
     ends_in_text:    with FinishReason.STOP: no end token was sampled, a grammar was complete with the last token
     num_cached_tokens: prompt tokens found in the prefix cache at the first admission
+    first_scheduled_at: when its prompt was first computed, in the time given to `EngineCore.step`; None before
     is_final:        the request is over with this output (all n have ended); sent exactly once per accepted request
     error:           a sentence, with FinishReason.ERROR
     """
@@ -191,6 +192,7 @@ class SequenceOutput:
     num_cached_tokens: int = 0
     is_final: bool = False
     error: str | None = None
+    first_scheduled_at: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)

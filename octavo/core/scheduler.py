@@ -104,6 +104,8 @@ class Scheduler:
             if self.kv_cache.has_prefix_caching:
                 plan.num_prefix_query_tokens += sequence.num_prompt_tokens
                 plan.num_prefix_hit_tokens += num_hit_tokens
+        if sequence.first_scheduled_at is None:
+            sequence.first_scheduled_at = plan.now
         sequence.status = SequenceStatus.RUNNING
         insort(self.running, sequence, key=self.policy.order_key)
         plan.num_running += 1
@@ -264,6 +266,7 @@ class Scheduler:
             finish_reason=sequence.finish_reason,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_cached_tokens=sequence.num_cached_tokens or 0,
+            first_scheduled_at=sequence.first_scheduled_at,
             is_final=sequence.finish_reason is not None and all(other.is_finished for other in sequence.siblings),
         )
 

@@ -45,6 +45,7 @@ class Sequence:
     num_published_blocks: leading blocks that were offered to the prefix cache (or came from it)
     num_in_flight_blocks: end of the range of blocks announced as being computed right now
     awaited_hash:        the block hash for which it waits while another sequence computes it
+    first_scheduled_at:  when its first tokens were computed, in the time of `EngineCore.step`; None before
     num_cached_tokens:   prompt tokens found in the prefix cache at the first admission; None before it
     grammar:             what may come next, kept through preemptions; None without a constraint
     prompt_scores:       how far the prompt is scored, shared by the siblings; None when that is not asked for
@@ -59,6 +60,7 @@ class Sequence:
         "block_hashes",
         "block_tables",
         "finish_reason",
+        "first_scheduled_at",
         "grammar",
         "index",
         "max_num_tokens",
@@ -111,6 +113,7 @@ class Sequence:
         self.num_in_flight_blocks = 0
         self.awaited_hash: bytes | None = None
         self.num_cached_tokens: int | None = None
+        self.first_scheduled_at: float | None = None
         self.max_num_tokens = max_num_tokens(request, max_model_len)
         self._min_num_tokens = self.num_prompt_tokens + params.min_tokens
         self._end_token_ids = tuple(dict.fromkeys((*request.eos_token_ids, *params.stop_token_ids)))
