@@ -32,7 +32,7 @@ from octavo.engine.run_in_thread import run_in_thread
 from octavo.engine.stats import EngineStats
 from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
 from octavo.errors import EngineDeadError, OctavoError, RequestFailedError
-from octavo.metrics import Metrics
+from octavo.metrics import Metrics, RequestTimes
 from octavo.report import StartReport
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
@@ -60,9 +60,10 @@ class AsyncEngine:
     info, tokenizer, chat_template (None when the model has none), metrics, stats: to read
     """
 
-    def __init__(self, args: EngineArgs, tokenizer: Tokenizer, client: EngineClient, ready: Ready):
+    def __init__(self, args: EngineArgs, tokenizer: Tokenizer, client: EngineClient, ready: Ready, metrics_prefix: str):
         """Use `start`."""
-        self.metrics = Metrics(ready.served_model_names[0], ready.max_model_len)
+        self.metrics = Metrics(ready.served_model_names[0], ready.max_model_len, metrics_prefix)
+        self.metrics.push_cache_config(_describe_cache(ready.report))
         self.tokenizer = tokenizer
         self.chat_template: ChatTemplate | None = find_chat_template(tokenizer)
         self.stats = EngineStats()
@@ -70,6 +71,7 @@ class AsyncEngine:
         self._seeds = SeedSource(args.seed)
         self._grammar_door = GrammarDoor(tokenizer, client.send)
         self._streams: dict[str, RequestStream] = {}
+        self._num_unfinished_sequences = 0
         self._numbers = itertools.count()
         self._is_draining = False
         self._is_empty = asyncio.Event()
@@ -88,10 +90,12 @@ class AsyncEngine:
         tokenizer: Tokenizer | None = None,
         executor_name: str = DEFAULT_EXECUTOR,
         restart_delay_s: float = 0.5,
+        metrics_prefix: str = "octavo:",
     ) -> AsyncEngine:
         """Fetch the model, then load the tokenizer here while the engine process loads the weights.
 
         on_progress:       called on the event loop with (what is being done, how much is done, of how much or 0)
+        metrics_prefix:    before the names of all metrics
         source, tokenizer, executor_name: stand-ins for what would be loaded; for tests
         Raises ConfigError, ModelLoadError, EngineDeadError; then nothing is left behind.
         """
@@ -131,7 +135,7 @@ class AsyncEngine:
             if tokenizer is None:
                 tokenizer = await run_in_thread(partial(load_tokenizer, source))
             ready = await starting
-            engine = cls(args, tokenizer, client, ready)
+            engine = cls(args, tokenizer, client, ready, metrics_prefix)
         except BaseException:
             starting.cancel()
             with contextlib.suppress(OctavoError, asyncio.CancelledError):
@@ -219,6 +223,14 @@ class AsyncEngine:
         resolve_params(len(token_ids), whole, self._limits)
         options = {"priority": priority, "cache_salt": cache_salt, "request_id": request_id}
         return self._search(token_ids, params, num_beams or params.beam_width, options)
+
+    def count_queued(self, num_more: int) -> int:
+        """How many generations would wait for their turn, if so many more came now.
+
+        What the engine process last told, or what is beyond max_num_seqs: requests that it has not seen yet count too.
+        """
+        num_beyond = self._num_unfinished_sequences + num_more - self.info.report.max_num_seqs
+        return max(self.stats.num_waiting, num_beyond, 0)
 
     async def abort(self, request_id: str) -> bool:
         """End the requests of that name: their streams end with finish_reason "abort". False when there is none."""
@@ -322,6 +334,7 @@ class AsyncEngine:
             self._grammar_door.send_vocabulary()
         self._client.send(AddRequest(stream.request))
         self._streams[stream.request.request_id] = stream
+        self._num_unfinished_sequences += stream.request.sampling_params.n
         self._is_empty.clear()
         try:
             while True:
@@ -353,7 +366,7 @@ class AsyncEngine:
         if delta is None:
             return
         if delta.token_ids:
-            self._count_tokens(stream, delta, now)
+            self._count_tokens(stream, delta, output.first_scheduled_at, now)
         if delta.finish_reason is not None:
             self.metrics.push_finished_sequence(delta.finish_reason)
             if output.finish_reason is None and self._client.state is EngineState.RUNNING:
@@ -362,15 +375,21 @@ class AsyncEngine:
                 self._forget(stream, now)
         stream.put(delta)
 
-    def _count_tokens(self, stream: RequestStream, delta: CompletionDelta, now: float) -> None:
+    def _count_tokens(
+        self, stream: RequestStream, delta: CompletionDelta, scheduled_at: float | None, now: float
+    ) -> None:
         num_tokens = len(delta.token_ids)
         last_token_at = stream.last_token_at[delta.index]
         if last_token_at:
             self.metrics.push_token_gap(now - last_token_at)
-        if not stream.num_tokens:
+        if not stream.first_token_at:
+            stream.first_token_at = now
+            stream.scheduled_at = scheduled_at
+            if scheduled_at is not None:
+                delta.queue_time_s = max(scheduled_at - stream.request.arrival_time, 0.0)
             self.metrics.push_first_token(len(stream.request.prompt_token_ids), now - stream.request.arrival_time)
         stream.last_token_at[delta.index] = now
-        stream.num_tokens += num_tokens
+        stream.num_tokens[delta.index] += num_tokens
         self.metrics.push_tokens(num_tokens)
 
     def _abort(
@@ -396,8 +415,17 @@ class AsyncEngine:
 
     def _forget(self, stream: RequestStream, now: float) -> None:
         del self._streams[stream.request.request_id]
+        request = stream.request
+        self._num_unfinished_sequences -= request.sampling_params.n
+        times = RequestTimes(
+            arrived_at=request.arrival_time,
+            scheduled_at=stream.scheduled_at,
+            first_token_at=stream.first_token_at or None,
+            last_token_at=max(stream.last_token_at) or None,
+            ended_at=now,
+        )
         self.metrics.push_finished_request(
-            len(stream.request.prompt_token_ids), stream.num_tokens, now - stream.request.arrival_time
+            len(request.prompt_token_ids), stream.num_tokens, request.sampling_params, times
         )
         if not self._streams:
             self._is_empty.set()
@@ -446,3 +474,12 @@ class AsyncEngine:
 
 def _ignore_progress(what: str, num_done: int, num_total: int) -> None:
     pass
+
+
+def _describe_cache(report: StartReport) -> dict[str, str]:
+    """vLLM's words for what both have."""
+    return {
+        "block_size": str(report.block_size),
+        "cache_dtype": report.kv_cache_dtype,
+        "num_cpu_blocks" if report.device == "cpu" else "num_gpu_blocks": str(report.num_blocks),
+    }

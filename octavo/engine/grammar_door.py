@@ -19,7 +19,7 @@ from octavo.text.tokenizer import Tokenizer
 
 # A compilation takes up to some 100 ms of one core; the computing needs the others.
 _MAX_COMPILATIONS = 2
-_NUM_REMEMBERED = 1024
+_NUM_REMEMBERED = 64  # a spec has up to 256 KB
 
 
 class GrammarDoor:

@@ -16,10 +16,24 @@ class RequestStream:
     """Pending deltas are kept one a sequence: what the reader has not taken yet is joined.
 
     name:          the client's, not unique; request.request_id is
+    num_tokens:    generated so far, one entry a sequence
+    scheduled_at:  when the first of them was first computed; None before its first token
+    first_token_at: 0 before
     last_token_at: one entry a sequence, 0 before its first token
     """
 
-    __slots__ = ("_error", "_pending", "_waiter", "last_token_at", "name", "num_tokens", "request", "text")
+    __slots__ = (
+        "_error",
+        "_pending",
+        "_waiter",
+        "first_token_at",
+        "last_token_at",
+        "name",
+        "num_tokens",
+        "request",
+        "scheduled_at",
+        "text",
+    )
 
     def __init__(self, name: str, request: Request, tokenizer: Tokenizer, shown_token_ids: Collection[int] = ()):
         params = request.sampling_params
@@ -27,7 +41,9 @@ class RequestStream:
         self.request = request
         self.text = RequestText(tokenizer, params, len(request.prompt_token_ids), shown_token_ids)
         self.last_token_at = [0.0] * params.n
-        self.num_tokens = 0
+        self.num_tokens = [0] * params.n
+        self.scheduled_at: float | None = None
+        self.first_token_at = 0.0
         self._pending: dict[int, CompletionDelta] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: EngineDeadError | None = None
@@ -67,5 +83,6 @@ def join_deltas(first: CompletionDelta, second: CompletionDelta) -> CompletionDe
     second.logprobs = [*first.logprobs, *second.logprobs]
     if second.prompt_logprobs is None:
         second.prompt_logprobs = first.prompt_logprobs
+    second.queue_time_s = first.queue_time_s if second.queue_time_s is None else second.queue_time_s
     second.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
     return second

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from octavo.core.interfaces import StepStats
-from octavo.metrics import Metrics
+from octavo.core.sampling_params import SamplingParams
+from octavo.metrics import Metrics, RequestTimes
+
+TIMES = RequestTimes(arrived_at=10.0, scheduled_at=10.125, first_token_at=10.25, last_token_at=10.5, ended_at=10.5)
 
 
 def test_gauges_follow_the_last_step_and_counters_add_up() -> None:
@@ -55,7 +58,7 @@ def test_the_text_has_prefix_label_and_the_known_names() -> None:
     metrics.push_first_token(7, 0.1)
     metrics.push_tokens(3)
     metrics.push_token_gap(0.01)
-    metrics.push_finished_request(7, 3, 0.5)
+    metrics.push_finished_request(7, [3], SamplingParams(max_tokens=9), TIMES)
     metrics.push_restart()
     text = metrics.render().decode()
     for line in (
@@ -68,6 +71,15 @@ def test_the_text_has_prefix_label_and_the_known_names() -> None:
         'octavo:e2e_request_latency_seconds_sum{model_name="some/model"} 0.5',
         'octavo:request_prompt_tokens_bucket{le="10.0",model_name="some/model"} 1.0',
         'octavo:request_generation_tokens_bucket{le="2.0",model_name="some/model"} 0.0',
+        'octavo:request_queue_time_seconds_sum{model_name="some/model"} 0.125',
+        'octavo:request_prefill_time_seconds_sum{model_name="some/model"} 0.125',
+        'octavo:request_decode_time_seconds_sum{model_name="some/model"} 0.25',
+        'octavo:request_inference_time_seconds_sum{model_name="some/model"} 0.375',
+        'octavo:time_per_output_token_seconds_sum{model_name="some/model"} 0.125',
+        'octavo:request_time_per_output_token_seconds_sum{model_name="some/model"} 0.125',
+        'octavo:request_params_n_sum{model_name="some/model"} 1.0',
+        'octavo:request_params_max_tokens_sum{model_name="some/model"} 9.0',
+        'octavo:request_max_num_generation_tokens_sum{model_name="some/model"} 3.0',
     ):
         assert line in text, line
 
