@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +11,11 @@ import typer
 
 from octavo import __version__
 from octavo.cli import model_options as options
+from octavo.cli import server_options as http
 from octavo.cli.model_options import MaybeBool, MaybeFloat, MaybeInt, MaybeStr
 from octavo.cli.quantities import parse_quantity
 from octavo.errors import ConfigError
-from octavo.server.settings import DEFAULT_MAX_REQUEST_BYTES, DEFAULT_SHUTDOWN_TIMEOUT_S, ServerSettings
+from octavo.server.settings import DEFAULT_SHUTDOWN_TIMEOUT_S, ServerSettings
 
 if TYPE_CHECKING:
     from octavo.config import EngineArgs
@@ -118,43 +118,15 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all. Set a key then.", rich_help_panel=_SERVER
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="N", help="0 lets the system choose.", rich_help_panel=_SERVER)] = 8000,
-    api_key: Annotated[
-        list[str],
-        typer.Option(
-            help="A key that requests must carry; may be repeated. Without it OCTAVO_API_KEY or VLLM_API_KEY, "
-            "if one is set.",
-            metavar="KEY",
-            rich_help_panel=_SERVER,
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006 - typer copies it
-    max_request_bytes: Annotated[
-        MaybeStr,
-        typer.Option(
-            help="Largest body of a request. [default: 16MiB]",
-            metavar="BYTES",
-            rich_help_panel=_SERVER,
-            show_default=False,
-        ),
-    ] = None,
-    shutdown_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that running requests get to end after SIGTERM or Ctrl-C; a second one aborts them.",
-            metavar="SECONDS",
-            rich_help_panel=_SERVER,
-        ),
-    ] = DEFAULT_SHUTDOWN_TIMEOUT_S,
-    access_log: Annotated[
-        bool, typer.Option("--access-log/--no-access-log", help="One line a request.", rich_help_panel=_SERVER)
-    ] = False,
+    host: http.HostOption = "127.0.0.1",
+    port: http.PortOption = 8000,
+    root_path: http.RootPathOption = "",
+    max_request_bytes: http.MaxRequestBytesOption = None,
+    max_num_queued_requests: http.MaxQueuedOption = None,
+    request_timeout: http.RequestTimeoutOption = None,
+    shutdown_timeout: http.ShutdownTimeoutOption = DEFAULT_SHUTDOWN_TIMEOUT_S,
+    access_log: http.AccessLogOption = False,
+    metrics_prefix: http.MetricsPrefixOption = "octavo",
     config: Annotated[
         MaybeStr,
         typer.Option(
@@ -164,6 +136,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    api_key: http.ApiKeyOption = [],  # noqa: B006 - typer copies it
+    ssl_certfile: http.CertfileOption = None,
+    ssl_keyfile: http.KeyfileOption = None,
+    ssl_ca_certs: http.CaCertsOption = None,
+    allowed_origins: http.AllowedOriginsOption = [],  # noqa: B006
+    allowed_methods: http.AllowedMethodsOption = [],  # noqa: B006
+    allowed_headers: http.AllowedHeadersOption = [],  # noqa: B006
+    allow_credentials: http.AllowCredentialsOption = False,
     device: options.DeviceOption = None,
     threads: options.ThreadsOption = None,
     seed: options.SeedOption = None,
@@ -215,23 +195,22 @@ def serve(
         scheduling_policy=scheduling_policy,
     )
     check_args(engine_args)
-    if not 0 <= shutdown_timeout <= 86400:
-        raise ConfigError(
-            f"--shutdown-timeout is {shutdown_timeout:g}, but it must be between 0 and 86400 seconds.",
-            option="--shutdown-timeout",
-        )
-    num_request_bytes = parse_quantity("--max-request-bytes", max_request_bytes)
-    if num_request_bytes == 0:
-        raise ConfigError("--max-request-bytes is 0, so no request would fit.", option="--max-request-bytes")
+    if request_timeout is not None:
+        http.check_seconds("--request-timeout", request_timeout, is_zero_allowed=False)
     settings = ServerSettings(
         host=host,
         port=port,
-        api_keys=find_keys(api_key),
-        max_request_bytes=DEFAULT_MAX_REQUEST_BYTES if num_request_bytes is None else num_request_bytes,
-        shutdown_timeout_s=shutdown_timeout,
+        api_keys=http.find_keys(api_key),
+        max_request_bytes=http.parse_max_request_bytes(max_request_bytes),
+        max_num_queued_requests=http.check_max_num_queued(max_num_queued_requests),
+        request_timeout_s=request_timeout,
+        root_path=http.clean_root_path(root_path),
+        cors=http.make_cors_settings(allowed_origins, allowed_methods, allowed_headers, allow_credentials),
+        tls=http.make_tls_settings(ssl_certfile, ssl_keyfile, ssl_ca_certs),
+        shutdown_timeout_s=http.check_seconds("--shutdown-timeout", shutdown_timeout, is_zero_allowed=True),
         access_log=access_log,
     )
-    raise typer.Exit(run_server(engine_args, settings))
+    raise typer.Exit(run_server(engine_args, settings, http.clean_metrics_prefix(metrics_prefix)))
 
 
 def pick_model(argument: str | None, option: str | None) -> str | None:
@@ -241,22 +220,14 @@ def pick_model(argument: str | None, option: str | None) -> str | None:
     return argument if argument is not None else option
 
 
-def find_keys(typed: list[str]) -> tuple[str, ...]:
-    """The typed keys, or else the environment's. Raises ConfigError for an empty one: it would open the door."""
-    if typed:
-        if not all(key.strip() for key in typed):
-            raise ConfigError("--api-key is empty; give a key, or leave the option out.", option="--api-key")
-        return tuple(dict.fromkeys(typed))
-    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
-        if key := os.environ.get(name, "").strip():
-            return (key,)
-    return ()
-
-
-def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:
+def run_server(engine_args: EngineArgs, settings: ServerSettings, metrics_prefix: str) -> int:
     """The exit status."""
     from octavo.server.listener import bind_listener, format_url, is_loopback
 
+    if settings.tls is not None:
+        from octavo.server.tls import make_tls_context
+
+        make_tls_context(settings.tls)  # unusable files are told before anything is loaded
     listener = bind_listener(settings.host, settings.port)
 
     # From here on the order is for speed: the engine process is started before anything slow is imported.
@@ -264,12 +235,12 @@ def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:
     from octavo.engine.async_engine import AsyncEngine
     from octavo.server.serving import serve as serve_engine
 
-    _log_to_stderr(settings.access_log)
+    _log_to_stderr()
     progress = ProgressLine(sys.stderr)
 
     async def start_engine() -> AsyncEngine:
         try:
-            return await AsyncEngine.start(engine_args, on_progress=progress.show)
+            return await AsyncEngine.start(engine_args, on_progress=progress.show, metrics_prefix=metrics_prefix)
         finally:
             progress.clear()
 
@@ -278,7 +249,7 @@ def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:
 
         print_start_page(
             engine.info.report,
-            url=format_url(listener, settings.host),
+            url=format_url(listener, settings.host, "http" if settings.tls is None else "https"),
             version=__version__,
             is_open=not settings.api_keys and not is_loopback(settings.host),
         )
@@ -298,10 +269,15 @@ def run_event_loop(main: Coroutine[Any, Any, int]) -> int:
     return int(uvloop.run(main))
 
 
-def _log_to_stderr(has_access_log: bool) -> None:
+def _log_to_stderr() -> None:
+    """Warnings of all, and more of ours; every line that belongs to a request names it."""
+    from octavo.server.request_ids import RequestIdFilter
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(RequestIdFilter())
     logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s:%(request)s %(message)s",
+        handlers=[handler],
     )
     logging.getLogger("octavo").setLevel(logging.INFO)
-    if has_access_log:
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
