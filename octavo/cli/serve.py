@@ -209,8 +209,9 @@ def serve(
         tls=http.make_tls_settings(ssl_certfile, ssl_keyfile, ssl_ca_certs),
         shutdown_timeout_s=http.check_seconds("--shutdown-timeout", shutdown_timeout, is_zero_allowed=True),
         access_log=access_log,
+        metrics_prefix=http.clean_metrics_prefix(metrics_prefix),
     )
-    raise typer.Exit(run_server(engine_args, settings, http.clean_metrics_prefix(metrics_prefix)))
+    raise typer.Exit(run_server(engine_args, settings))
 
 
 def pick_model(argument: str | None, option: str | None) -> str | None:
@@ -220,7 +221,7 @@ def pick_model(argument: str | None, option: str | None) -> str | None:
     return argument if argument is not None else option
 
 
-def run_server(engine_args: EngineArgs, settings: ServerSettings, metrics_prefix: str) -> int:
+def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:
     """The exit status."""
     from octavo.server.listener import bind_listener, format_url, is_loopback
 
@@ -240,7 +241,9 @@ def run_server(engine_args: EngineArgs, settings: ServerSettings, metrics_prefix
 
     async def start_engine() -> AsyncEngine:
         try:
-            return await AsyncEngine.start(engine_args, on_progress=progress.show, metrics_prefix=metrics_prefix)
+            return await AsyncEngine.start(
+                engine_args, on_progress=progress.show, metrics_prefix=settings.metrics_prefix
+            )
         finally:
             progress.clear()
 

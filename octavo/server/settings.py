@@ -37,6 +37,7 @@ class ServerSettings:
     root_path:          what a proxy puts before our paths, such as "/llm"; "" for nothing
     health_timeout_s:   how long /health waits for the engine
     shutdown_timeout_s: how long requests may go on after SIGTERM
+    metrics_prefix:     before the names of the engine's metrics
     """
 
     host: str = "127.0.0.1"
@@ -52,3 +53,4 @@ class ServerSettings:
     health_timeout_s: float = 10.0
     shutdown_timeout_s: float = DEFAULT_SHUTDOWN_TIMEOUT_S
     access_log: bool = False
+    metrics_prefix: str = "octavo:"
