@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine_args": (),
     "memory_fit": ("engine_args", "machine", "report"),
     "config": ("core.interfaces", "engine_args", "machine", "memory_fit", "report"),
-    "metrics": ("core.interfaces",),
+    "metrics": ("core.interfaces", "core.sampling_params"),
     "_cpu": (),  # the compiled kernels
     "ops": ("_cpu",),
     "quant": ("ops",),

@@ -85,7 +85,8 @@ async def converse(session: Session, params: SamplingParams, system: str | None,
         _enable_line_editing()
         sys.stdout.write(f"{session.model}: {_HELP}\n")
     while True:
-        line = await asyncio.to_thread(_read_turn, is_interactive)
+        # At a prompt nothing else goes on, and only the main thread's input() can be interrupted.
+        line = _ask_turn() if is_interactive else await asyncio.to_thread(_read_turn)
         if line is None or line in ("/exit", "/quit", "/bye"):
             break
         if not line:
@@ -139,13 +140,26 @@ async def _answer(session: Session, messages: list[dict[str, Any]], params: Samp
     return "".join(pieces)
 
 
-def _read_turn(is_interactive: bool) -> str | None:
-    """A line; None at the end of the input."""
-    if is_interactive:
-        try:
-            return input("> ").strip()
-        except EOFError:
-            return None
+def _ask_turn() -> str | None:
+    """A line typed at the prompt; None at the end of the input, empty when Ctrl-C took it back."""
+    import signal
+
+    # asyncio's own handler would only note the Ctrl-C, and input() would go on.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input("> ").strip()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n(Ctrl-D or /exit leaves)\n")
+        return ""
+    except EOFError:
+        sys.stdout.write("\n")
+        return None
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _read_turn() -> str | None:
+    """A line of a pipe; None at its end."""
     line = sys.stdin.readline()
     return line.strip() if line else None
 

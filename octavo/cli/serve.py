@@ -217,7 +217,11 @@ def serve(
 def pick_model(argument: str | None, option: str | None) -> str | None:
     """MODEL and --model are two ways to say the same."""
     if argument is not None and option is not None and argument != option:
-        raise ConfigError(f"The model is {argument!r} and --model is {option!r}; give one of them.", option="--model")
+        raise ConfigError(
+            f"The model is {argument!r} and --model is {option!r}; give one of them. (A second served name needs a "
+            "--served-model-name of its own.)",
+            option="--model",
+        )
     return argument if argument is not None else option
 
 
