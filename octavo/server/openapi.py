@@ -222,7 +222,7 @@ _FIELD_NOTES: dict[str, dict[str, Any]] = {
     "ignore_eos": {"description": "Go on until max_tokens."},
     "priority": {"description": "With --scheduling-policy priority: lower goes first."},
     "stream": {"description": "Answer as server-sent events."},
-    "tokens": {"description": "Token ids."},
+    "tokens": {"description": "Token ids.", "items": {"type": "integer", "minimum": 0}},
     "add_special_tokens": {"description": "Put BOS and the like: by default for a prompt, not for messages."},
     "add_generation_prompt": {"description": "Of messages: end with what opens the assistant's answer."},
     "return_token_strs": {"description": "Tell each token's text as well."},
@@ -235,6 +235,7 @@ def make_openapi(settings: ServerSettings, version: str) -> dict[str, Any]:
     _, components = msgspec.json.schema_components([*named, answers.Error], ref_template="#/components/schemas/{name}")
     for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
         _complete_request_schema(components[kind.__name__])
+    components["TokenizeRequest"]["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -302,9 +303,23 @@ def _describe(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "The answer.", "content": {operation.media_type: content}}
     if operation.chunk is not None:
         answer["content"]["text/event-stream"] = {
+            # Of one event, as OpenAPI's newer versions and its tools read a stream.
             "schema": {
-                "type": "string",
+                "type": "object",
                 "description": f"With stream: events whose data is a {operation.chunk.__name__}, then [DONE].",
+                "properties": {
+                    "data": {
+                        "anyOf": [
+                            {"const": "[DONE]"},
+                            {
+                                "type": "string",
+                                "contentMediaType": "application/json",
+                                "contentSchema": {"anyOf": [_ref(operation.chunk), _ref(answers.Error)]},
+                            },
+                        ]
+                    }
+                },
+                "required": ["data"],
             }
         }
     answer["headers"] = _HEADERS
