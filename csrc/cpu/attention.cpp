@@ -62,7 +62,7 @@ void plan_sequence(AttentionJob& job, const AttentionSizes& sizes, int sequence,
 bool paged_attention(Workers& workers, const Kernels& kernels, AttentionCall call, int num_seqs) {
   const AttentionSizes sizes = kernels.attention_sizes(call);
   const int num_threads = workers.pool.num_threads();
-  std::lock_guard<std::mutex> lock(workers.busy);
+  const Workers::Lock lock(workers.busy);
   AttentionJob job{&kernels, call, {}, {}, nullptr, (sizes.scratch_bytes + 4095) / 4096 * 4096 + 64};
   size_t partials = 0;
   int num_tasks = 0;

@@ -147,35 +147,16 @@ nb::object new_float_array(std::initializer_list<int> shape) {
   return array;
 }
 
-// Rows cut into tasks of at least `min_rows`; all in the caller's thread when there is too little to share.
+// `run_rows`, other Python threads running meanwhile where it is worth it.
 template <class Function>
 void for_rows(Workers& workers, int num_rows, int min_rows, const Function& function) {
   if (num_rows <= 2 * min_rows) {
     function(0, num_rows);
     return;
   }
-  struct Job {
-    const Function* function;
-    int num_rows, rows_per_task;
-  };
-  int rows_per_task = num_rows / (workers.pool.num_threads() * 4);
-  rows_per_task = rows_per_task < min_rows ? min_rows : rows_per_task;
-  Job job{&function, num_rows, rows_per_task};
   nb::gil_scoped_release released;
-  std::lock_guard<std::mutex> lock(workers.busy);
-  workers.pool.run(
-      (num_rows + rows_per_task - 1) / rows_per_task,
-      [](void* context, int index, int) {
-        const Job& some = *static_cast<Job*>(context);
-        const int begin = index * some.rows_per_task;
-        const int end = begin + some.rows_per_task;
-        (*some.function)(begin, end < some.num_rows ? end : some.num_rows);
-      },
-      &job);
+  run_rows(workers, num_rows, min_rows, function);
 }
-
-// Elementwise work that is worth a task of its own takes about this many elements.
-int rows_worth_a_task(int elements_per_row) { return 8192 / (elements_per_row > 0 ? elements_per_row : 1) + 1; }
 
 void check_indices(const int32_t* indices, int count, int limit, const char* name) {
   for (int i = 0; i < count; ++i) {
@@ -537,7 +518,7 @@ class Engine {
     bool has_memory;
     {
       nb::gil_scoped_release released;
-      std::lock_guard<std::mutex> lock(workers_.busy);
+      const Workers::Lock lock(workers_.busy);
       job.scratch = static_cast<char*>(workers_.worker_scratch.get(job.scratch_bytes * pool_.num_threads()));
       has_memory = job.scratch != nullptr;
       if (has_memory) {

@@ -116,7 +116,7 @@ void run_some_matrices(Workers& workers, LinearJob& job, const Weight& weight, i
 bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, int num_rows,
             const Weight& weight, const float* bias, float* out) {
   if (num_rows == 0) return true;
-  std::lock_guard<std::mutex> lock(workers.busy);
+  const Workers::Lock lock(workers.busy);
   LinearJob job{};
   job.kernels = &kernels;
   job.x = x;

@@ -186,7 +186,7 @@ bool pack(Workers& workers, const std::vector<WeightSource>& sources, int num_co
     return false;
   }
   PackJob job{&sources, &out, 8};
-  std::lock_guard<std::mutex> lock(workers.busy);
+  const Workers::Lock lock(workers.busy);
   workers.pool.run((out.num_panels + 7) / 8, pack_panels, &job);
   return true;
 }

@@ -75,11 +75,42 @@ class Scratch {
 // What every kernel may use: the threads, and the memory it needs for one call.
 struct Workers {
   ThreadPool& pool;
-  Scratch scratch;
-  Scratch worker_scratch;
-  std::mutex busy;  // held by the call that runs
+  Scratch scratch;         // of one op
+  Scratch worker_scratch;  // of one op, cut into a part a worker
+  Scratch activations;     // between the ops of a sublayer
+  std::recursive_mutex busy;  // held by the call that runs; a sublayer holds it while its ops take it again
+  using Lock = std::lock_guard<std::recursive_mutex>;
 
   explicit Workers(ThreadPool& threads) : pool(threads) {}
 };
+
+// Calls function(begin, end) for ranges that cover [0, num_rows), of at least `min_rows` each; all by the caller when
+// there is too little to share.
+template <class Function>
+void run_rows(Workers& workers, int num_rows, int min_rows, const Function& function) {
+  if (num_rows <= 2 * min_rows) {
+    function(0, num_rows);
+    return;
+  }
+  struct Job {
+    const Function* function;
+    int num_rows, rows_per_task;
+  };
+  const int fair_share = num_rows / (workers.pool.num_threads() * 4);
+  Job job{&function, num_rows, fair_share < min_rows ? min_rows : fair_share};
+  const Workers::Lock lock(workers.busy);
+  workers.pool.run(
+      (num_rows + job.rows_per_task - 1) / job.rows_per_task,
+      [](void* context, int index, int) {
+        const Job& some = *static_cast<Job*>(context);
+        const int begin = index * some.rows_per_task;
+        const int end = begin + some.rows_per_task;
+        (*some.function)(begin, end < some.num_rows ? end : some.num_rows);
+      },
+      &job);
+}
+
+// Elementwise work that is worth a task of its own takes about 8,192 elements.
+inline int rows_worth_a_task(int elements_per_row) { return 8192 / (elements_per_row > 0 ? elements_per_row : 1) + 1; }
 
 }  // namespace octavo
