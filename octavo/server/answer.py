@@ -10,7 +10,8 @@ import msgspec
 
 from octavo.core.interfaces import TokenLogprobs
 from octavo.engine.outputs import CompletionDelta
-from octavo.server.generation import Usage
+from octavo.server.generation import Generation, Usage
+from octavo.server.protocol import SamplingFields
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -33,13 +34,13 @@ class AnswerFormat(ABC):
     a dict for every token of every stream would be most of what this process does.
     """
 
-    def __init__(self, head: dict[str, Any], chunk_object: str, num_choices: int, has_usage: bool):
+    def __init__(self, head: dict[str, Any], chunk_object: str, request: SamplingFields, generation: Generation):
         """head: id, object, created and model. chunk_object: what `object` says in a chunk."""
         self._head = head
-        self._choices = [Choice() for _ in range(num_choices)]
+        self._choices = [Choice() for _ in range(generation.num_choices)]
         self.chunk_head = b"data: " + encode_json({**head, "object": chunk_object})[:-1] + b',"choices":['
         # In a stream with usage every chunk has the field, and only the last one a value.
-        self.chunk_end = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+        self._chunk_end = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
 
     @abstractmethod
     def chunk(self, delta: CompletionDelta, choice: Choice) -> bytes:
@@ -53,6 +54,14 @@ class AnswerFormat(ABC):
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return b""
         return self.chunk(delta, self._choices[delta.index])
+
+    def end_chunk(self) -> bytes:
+        """What ends one event after its choice. To be called once an event."""
+        return self._chunk_end
+
+    def encode_reasons(self, delta: CompletionDelta) -> bytes:
+        """The last pairs of a chunk's choice: why it ended, and what a request may ask to be told of every chunk."""
+        return encode_reasons(delta)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self.chunk_head + b'],"usage":' + encode_json(usage.as_dict()) + b"}\n\n"

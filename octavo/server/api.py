@@ -5,9 +5,10 @@ The server's files name these protocols rather than the classes, so that importi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Any, Protocol
 
+from octavo.core.interfaces import GrammarSpec
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import CompletionDelta
 
@@ -63,8 +64,14 @@ class ServingEngine(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: GrammarSpec | None = None,
+        shown_token_ids: Collection[int] = (),
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Closing or cancelling the stream aborts the request."""
+        ...
+
+    async def prepare_grammar(self, spec: GrammarSpec, param: str = "response_format") -> None:
+        """Compile it off the event loop. param: the field it came from. Raises InvalidRequestError."""
         ...
 
     def count_queued(self, num_more: int) -> int:

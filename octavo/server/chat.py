@@ -6,9 +6,10 @@ from typing import Any
 
 from octavo.core.interfaces import TokenLogprobs
 from octavo.engine.outputs import CompletionDelta
-from octavo.server.answer import AnswerFormat, Choice, encode_json, encode_reasons
+from octavo.server.answer import AnswerFormat, Choice, encode_json
 from octavo.server.api import ServingEngine
 from octavo.server.endpoint import GeneratingEndpoint, unix_time
+from octavo.server.exchange import Exchange
 from octavo.server.generation import Generation
 from octavo.server.logprobs import chat_logprobs
 from octavo.server.prompts import encode_messages
@@ -19,9 +20,10 @@ class ChatEndpoint(GeneratingEndpoint):
     id_prefix = "chatcmpl"
 
     async def begin(
-        self, body: bytes, request_id: str, cache_salt: str
+        self, body: bytes, exchange: Exchange, key_salt: str
     ) -> tuple[Generation, AnswerFormat, ChatRequest]:
         request = decode_chat_request(body)
+        answer_id = self.make_answer_id(exchange, request)
         model = self.pick_model(request.model)
         with request.own_names():
             params = request.sampling_params
@@ -30,20 +32,28 @@ class ChatEndpoint(GeneratingEndpoint):
             self.engine,
             [prompt],
             params,
-            request_id=request_id,
+            request_id=answer_id,
             priority=request.priority,
-            cache_salt=cache_salt,
+            cache_salt=request.join_salt(key_salt),
         )
         with request.own_names():
             generation.validate("messages")
-        format = ChatFormat(self.engine, request_id, model, request, unix_time())
+        format = ChatFormat(self.engine, answer_id, model, request, generation, unix_time())
         return generation, format, request
 
 
 class ChatFormat(AnswerFormat):
-    def __init__(self, engine: ServingEngine, request_id: str, model: str, request: ChatRequest, created: int):
-        head = {"id": request_id, "object": "chat.completion", "created": created, "model": model}
-        super().__init__(head, "chat.completion.chunk", request.n, request.include_usage)
+    def __init__(
+        self,
+        engine: ServingEngine,
+        answer_id: str,
+        model: str,
+        request: ChatRequest,
+        generation: Generation,
+        created: int,
+    ):
+        head = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
+        super().__init__(head, "chat.completion.chunk", request, generation)
         self._tokenizer = engine.tokenizer
         self._has_logprobs = request.logprobs
 
@@ -52,12 +62,14 @@ class ChatFormat(AnswerFormat):
         opening = b""
         if not choice.has_begun:
             choice.has_begun = True
-            opening = start + b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + self.chunk_end
+            opening = (
+                start + b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + self.end_chunk()
+            )
         content = b'"content":' + encode_json(delta.text) if delta.text else b""
         logprobs = b"null"
         if self._has_logprobs and delta.logprobs:
             logprobs = encode_json(self._logprobs(delta.logprobs))
-        end = (b'},"logprobs":', logprobs, b",", encode_reasons(delta), b"}", self.chunk_end)
+        end = (b'},"logprobs":', logprobs, b",", self.encode_reasons(delta), b"}", self.end_chunk())
         return b"".join((opening, start, content, *end))
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:

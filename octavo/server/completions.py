@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.engine.outputs import CompletionDelta
-from octavo.server.answer import AnswerFormat, Choice, encode_json, encode_reasons
+from octavo.server.answer import AnswerFormat, Choice, encode_json
 from octavo.server.api import ServingEngine
 from octavo.server.endpoint import GeneratingEndpoint, unix_time
+from octavo.server.exchange import Exchange
 from octavo.server.generation import Generation
 from octavo.server.logprobs import CompletionLogprobs
 from octavo.server.prompts import encode_prompts
@@ -18,9 +19,10 @@ class CompletionEndpoint(GeneratingEndpoint):
     id_prefix = "cmpl"
 
     async def begin(
-        self, body: bytes, request_id: str, cache_salt: str
+        self, body: bytes, exchange: Exchange, key_salt: str
     ) -> tuple[Generation, AnswerFormat, CompletionRequest]:
         request = decode_completion_request(body)
+        answer_id = self.make_answer_id(exchange, request)
         model = self.pick_model(request.model)
         with request.own_names():
             params = request.sampling_params
@@ -29,13 +31,13 @@ class CompletionEndpoint(GeneratingEndpoint):
             self.engine,
             prompts,
             params,
-            request_id=request_id,
+            request_id=answer_id,
             priority=request.priority,
-            cache_salt=cache_salt,
+            cache_salt=request.join_salt(key_salt),
         )
         with request.own_names():
             generation.validate("prompt")
-        format = CompletionFormat(self.engine, request_id, model, request, generation.num_choices, unix_time())
+        format = CompletionFormat(self.engine, answer_id, model, request, generation, unix_time())
         return generation, format, request
 
 
@@ -43,14 +45,15 @@ class CompletionFormat(AnswerFormat):
     def __init__(
         self,
         engine: ServingEngine,
-        request_id: str,
+        answer_id: str,
         model: str,
         request: CompletionRequest,
-        num_choices: int,
+        generation: Generation,
         created: int,
     ):
-        head = {"id": request_id, "object": "text_completion", "created": created, "model": model}
-        super().__init__(head, "text_completion", num_choices, request.include_usage)
+        head = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        super().__init__(head, "text_completion", request, generation)
+        num_choices = generation.num_choices
         self._logprobs: list[CompletionLogprobs] | None = None
         if request.logprobs is not None:
             self._logprobs = [CompletionLogprobs(engine.tokenizer, request.logprobs) for _ in range(num_choices)]
@@ -60,7 +63,7 @@ class CompletionFormat(AnswerFormat):
         logprobs = b"null"
         if self._logprobs is not None and delta.logprobs:
             logprobs = encode_json(self._logprobs[delta.index].add(delta.logprobs))
-        end = (b',"logprobs":', logprobs, b",", encode_reasons(delta), b"}", self.chunk_end)
+        end = (b',"logprobs":', logprobs, b",", self.encode_reasons(delta), b"}", self.end_chunk())
         return b"".join((start, encode_json(delta.text), *end))
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:

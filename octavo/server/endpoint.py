@@ -17,6 +17,7 @@ from octavo.server.disconnect import run_while_connected
 from octavo.server.errors import send_error
 from octavo.server.exchange import Exchange, get_exchange
 from octavo.server.generation import Generation
+from octavo.server.protocol import SamplingFields
 from octavo.server.responses import Receive, Scope, Send, send_json
 from octavo.server.settings import ServerSettings
 from octavo.server.sse import send_stream
@@ -48,18 +49,20 @@ class GeneratingEndpoint(ABC):
             await send_error(send, error, exchange)
 
     @abstractmethod
-    async def begin(self, body: bytes, request_id: str, cache_salt: str) -> tuple[Generation, AnswerFormat, Any]:
-        """Decode and check the request: (generation, format, the request's fields). Raises ClientError."""
+    async def begin(self, body: bytes, exchange: Exchange, key_salt: str) -> tuple[Generation, AnswerFormat, Any]:
+        """Decode and check the request: (generation, format, the request's fields). Raises ClientError.
+
+        key_salt: the cache namespace of the caller's key
+        """
 
     async def _answer(self, body: bytes, exchange: Exchange, cache_salt: str, deadline: Deadline, send: Send) -> None:
         async with deadline:
-            # As vLLM does, the answer's id is the request's, with the kind of answer before it.
-            answer_id = f"{self.id_prefix}-{exchange.request_id}"
-            generation, format, request = await self.begin(body, answer_id, cache_salt)
+            generation, format, request = await self.begin(body, exchange, cache_salt)
             exchange.generation = generation
             exchange.model = request.model or self.engine.info.served_model_names[0]
             exchange.is_streamed = request.stream
             self._admission.check(generation.num_choices)
+            await generation.prepare()
             if not request.stream:
                 async with aclosing(generation.deltas()) as deltas:
                     async for delta in deltas:
@@ -70,6 +73,10 @@ class GeneratingEndpoint(ABC):
             )
         else:
             await send_json(send, format.response(generation.usage))
+
+    def make_answer_id(self, exchange: Exchange, request: SamplingFields) -> str:
+        """As vLLM does, the answer's id is the request's, with the kind of answer before it."""
+        return f"{self.id_prefix}-{exchange.request_id}"
 
     def pick_model(self, name: str | None) -> str:
         """The name the answer carries. A request without a model means the one that is served."""

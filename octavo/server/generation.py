@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from octavo.core.interfaces import GrammarSpec
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import CompletionDelta
 from octavo.errors import EngineDeadError, RequestFailedError
@@ -48,7 +49,13 @@ class Generation:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: GrammarSpec | None = None,
+        grammar_param: str = "response_format",
+        shown_token_ids: Collection[int] = (),
     ):
+        """grammar:         constrains every choice; grammar_param is the field it came from
+        shown_token_ids: special tokens whose text is written out although special tokens are skipped
+        """
         self.request_id = request_id
         self.params = params
         self.num_choices = len(prompts) * params.n
@@ -56,6 +63,9 @@ class Generation:
         self._prompts = prompts
         self._priority = priority
         self._cache_salt = cache_salt
+        self._grammar = grammar
+        self._grammar_param = grammar_param
+        self._shown_token_ids = shown_token_ids
         self.finish_reasons: list[str] = []
         self.queue_time_s: float | None = None
         self.first_token_time_s: float | None = None
@@ -69,6 +79,11 @@ class Generation:
         for number, prompt in enumerate(self._prompts):
             param = field if len(self._prompts) == 1 else f"{field}[{number}]"
             self._engine.validate(prompt, self.params, prompt_param=param)
+
+    async def prepare(self) -> None:
+        """Compile the grammar, off the event loop, before the answer begins. Raises InvalidRequestError."""
+        if self._grammar is not None:
+            await self._engine.prepare_grammar(self._grammar, self._grammar_param)
 
     @property
     def usage(self) -> Usage:
@@ -107,6 +122,8 @@ class Generation:
             request_id=request_id,
             priority=self._priority,
             cache_salt=self._cache_salt,
+            grammar=self._grammar,
+            shown_token_ids=self._shown_token_ids,
         )
         async with aclosing(stream) as deltas:
             async for delta in deltas:

@@ -15,7 +15,7 @@ import msgspec
 from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.server.decoding import convert_fields, decode_json_object, refuse_value
-from octavo.server.fields import keep_supported
+from octavo.server.fields import keep_supported, refuse_pending
 from octavo.server.messages import check_messages
 
 MAX_TEMPERATURE = 2.0  # OpenAI's rule; larger values only make noise
@@ -52,8 +52,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
     priority: int = 0
+    request_id: str | None = None
+    cache_salt: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+
+    def join_salt(self, key_salt: str) -> str:
+        """The namespace in the prefix cache: of the caller's key, and within it what the request asks for."""
+        return f"{key_salt}/{self.cache_salt}" if self.cache_salt else key_salt
 
     @property
     def include_usage(self) -> bool:
@@ -99,6 +105,18 @@ class ChatRequest(SamplingFields, kw_only=True):
     messages: list[dict[str, Any]]
     logprobs: bool = False
     top_logprobs: int | None = None
+    # The messages' and tools' side; their shapes are checked by those who read them.
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    reasoning_effort: Any = None
+    include_reasoning: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    documents: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    add_special_tokens: Any = None
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -127,6 +145,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 def decode_chat_request(body: bytes) -> ChatRequest:
     """Raises InvalidRequestError."""
     fields = _decode_fields(body, ChatRequest, {"prompt": "/v1/completions", "echo": "/v1/completions"})
+    refuse_pending(fields)
     if "messages" in fields:
         fields["messages"] = check_messages(fields["messages"])
     request = convert_fields(fields, ChatRequest)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
 
-from octavo.core.interfaces import TokenLogprobs
+from octavo.core.interfaces import GrammarSpec, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import CompletionDelta
 from octavo.errors import EngineDeadError, InvalidRequestError
+from octavo.structured.compile import validate_spec
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
@@ -54,6 +55,8 @@ class Call:
     request_id: str
     priority: int
     cache_salt: str
+    grammar: GrammarSpec | None = None
+    shown_token_ids: frozenset[int] = frozenset()
     is_aborted: bool = False
     is_finished: bool = False
 
@@ -113,6 +116,7 @@ class FakeEngine:
         self.tokenizer = TOKENIZER
         self.metrics = FakeMetrics()
         self.calls: list[Call] = []
+        self.prepared: list[GrammarSpec] = []
         self.aborted = asyncio.Event()
         self.waiting = asyncio.Event()
         self.drained_with: list[float] = []
@@ -139,8 +143,12 @@ class FakeEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: GrammarSpec | None = None,
+        shown_token_ids: Collection[int] = (),
     ) -> AsyncGenerator[CompletionDelta, None]:
-        call = Call(list(prompt_token_ids), params, request_id, priority, cache_salt)
+        call = Call(
+            list(prompt_token_ids), params, request_id, priority, cache_salt, grammar, frozenset(shown_token_ids)
+        )
         self.calls.append(call)
         try:
             for step in self.script(params):
@@ -157,6 +165,11 @@ class FakeEngine:
             if not call.is_finished:
                 call.is_aborted = True
                 self.aborted.set()
+
+    async def prepare_grammar(self, spec: GrammarSpec, param: str = "response_format") -> None:
+        """The real check, without the vocabulary."""
+        validate_spec(spec, param)
+        self.prepared.append(spec)
 
     def count_queued(self, num_more: int) -> int:
         return self.num_queued + num_more - 1
