@@ -13,11 +13,15 @@ struct AttentionJob {
   std::vector<AttentionTask> merges;
   char* scratch;
   size_t scratch_bytes;  // a worker's
+  int num_threads;
 };
 
 void attend_one(void* context, int index, int worker) {
   const AttentionJob& job = *static_cast<AttentionJob*>(context);
-  job.kernels->attend(job.call, job.tasks[index], job.scratch + worker * job.scratch_bytes);
+  // Tasks are claimed from the last down, each thread about every num_threads-th.
+  const int next = index - job.num_threads;
+  job.kernels->attend(job.call, job.tasks[index], next >= 0 ? &job.tasks[next] : nullptr,
+                      job.scratch + worker * job.scratch_bytes);
 }
 
 void merge_one(void* context, int index, int worker) {
@@ -63,7 +67,7 @@ bool paged_attention(Workers& workers, const Kernels& kernels, AttentionCall cal
   const AttentionSizes sizes = kernels.attention_sizes(call);
   const int num_threads = workers.pool.num_threads();
   const Workers::Lock lock(workers.busy);
-  AttentionJob job{&kernels, call, {}, {}, nullptr, (sizes.scratch_bytes + 4095) / 4096 * 4096 + 64};
+  AttentionJob job{&kernels, call, {}, {}, nullptr, (sizes.scratch_bytes + 4095) / 4096 * 4096 + 64, num_threads};
   size_t partials = 0;
   int num_tasks = 0;
   double cost = 0.0;  // products, roughly

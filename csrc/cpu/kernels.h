@@ -18,7 +18,7 @@ void silu_and_mul(const GatedTask& task, int row_begin, int row_end);
 void gelu_and_mul(const GatedTask& task, int row_begin, int row_end);
 void write_kv(const WriteKvTask& task, int row_begin, int row_end);
 AttentionSizes attention_sizes(const AttentionCall& call);
-void attend(const AttentionCall& call, const AttentionTask& task, void* scratch);
+void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next, void* scratch);
 void merge_splits(const AttentionCall& call, const AttentionTask& task, void* scratch);
 void sample_row(const SampleCall& call, int row, void* scratch);
 

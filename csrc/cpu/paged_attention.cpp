@@ -21,6 +21,8 @@ constexpr int kSplitPositions = 512;
 constexpr int kQueryRowsPerTask = 64;
 constexpr int kMaxRows = kLanes == 16 ? 8 : 6;       // query rows of a register tile of scores
 constexpr int kScoreVectors = 16 / kLanes;           // and its vectors of positions
+constexpr int kWideStrips = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;  // strips scored at once
+constexpr int kMaxWideRows = kLanes == 16 ? 4 : 3;                   // by at most so many rows
 constexpr int kMaxValueRows = kLanes == 8 ? 3 : 6;   // of a register tile of weighted values
 constexpr int kValueVectors = 4;
 constexpr float kMinusInfinity = -__builtin_inff();
@@ -53,6 +55,12 @@ struct Shape {
   }
 };
 
+// 16 lanes of a block: its keys and, since as many bytes of values follow from there, its values.
+struct Strip {
+  const char* keys;
+  const char* values;
+};
+
 // One worker's memory, cut into arrays that start at multiples of 64 bytes.
 struct Memory {
   float* query;      // [max_query_rows][query_floats], scaled
@@ -62,6 +70,8 @@ struct Memory {
   float* positions;  // [tile_lanes], each lane's position in the tile; huge for an empty lane
   float* keys;       // [head_dim][tile_lanes], widened
   float* values;     // [tile_lanes][value_stride], widened
+  Strip* strips;            // [tile_lanes / 16]
+  Strip* ahead;             // likewise, of what comes next
   const void** value_rows;  // [tile_positions]
   int* lanes;               // [tile_positions]
   size_t size;
@@ -81,46 +91,75 @@ struct Memory {
     positions = reinterpret_cast<float*>(take(tile * 4));
     keys = reinterpret_cast<float*>(take(tile * call.cache->head_dim * 4));
     values = reinterpret_cast<float*>(take(tile * call.cache->value_stride * 4));
+    strips = reinterpret_cast<Strip*>(take(tile / 16 * sizeof(Strip)));
+    ahead = reinterpret_cast<Strip*>(take(tile / 16 * sizeof(Strip)));
     value_rows = reinterpret_cast<const void**>(take(tile * sizeof(void*)));
     lanes = reinterpret_cast<int*>(take(tile * sizeof(int)));
   }
 };
 
-// scores[r][lane] = sum over d of q[r][d] * keys[d][lane], for R query rows and 16 lanes
-template <class T, int R>
-void score_tile(const T* keys, ptrdiff_t key_stride, int head_dim, const float* query, ptrdiff_t query_stride,
-                float* scores, ptrdiff_t score_stride) {
-  vfloat total[R][kScoreVectors];
+// scores[r][lane] = sum over d of q[r][d] * keys[d][lane], for R query rows and B strips of 16 lanes. A sum is one chain of
+// additions: it takes about a dozen side by side to keep the arithmetic units busy. What comes next (`ahead`, or nullptr)
+// is fetched meanwhile, a line or two with every d: blocks lie anywhere, and no hardware guesses where.
+template <class T, int R, int B>
+void score_tile(const Strip* strips, const Strip* ahead, ptrdiff_t key_stride, int head_dim, const float* query,
+                ptrdiff_t query_stride, float* scores, ptrdiff_t score_stride) {
+  constexpr int V = B * kScoreVectors;
+  constexpr int step = 16 * sizeof(T);  // bytes of a strip's keys at one d
+  vfloat total[R][V];
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < kScoreVectors; ++v) total[r][v] = zero();
+    for (int v = 0; v < V; ++v) total[r][v] = zero();
   }
   for (int d = 0; d < head_dim; ++d) {
-    vfloat k[kScoreVectors];
-    for (int v = 0; v < kScoreVectors; ++v) k[v] = load(keys + d * key_stride + v * kLanes);
-    for (int r = 0; r < R; ++r) {
-      const vfloat q = set1(query[r * query_stride + d]);
-      for (int v = 0; v < kScoreVectors; ++v) total[r][v] = fma(q, k[v], total[r][v]);
+    if (ahead != nullptr && d * step % 64 == 0) {
+      for (int b = 0; b < B; ++b) {
+        __builtin_prefetch(ahead[b].keys + d * key_stride * static_cast<ptrdiff_t>(sizeof(T)));
+        __builtin_prefetch(ahead[b].values + d * step);
+      }
+    }
+    vfloat q[R];
+    for (int r = 0; r < R; ++r) q[r] = set1(query[r * query_stride + d]);
+    for (int v = 0; v < V; ++v) {
+      const T* keys = reinterpret_cast<const T*>(strips[v / kScoreVectors].keys) + d * key_stride;
+      const vfloat k = load(keys + v % kScoreVectors * kLanes);
+      for (int r = 0; r < R; ++r) total[r][v] = fma(q[r], k, total[r][v]);
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < kScoreVectors; ++v) store(scores + r * score_stride + v * kLanes, total[r][v]);
+    for (int v = 0; v < V; ++v) store(scores + r * score_stride + v * kLanes, total[r][v]);
   }
 }
 
+template <class T, int R>
+void score_strips(const Strip* strips, const Strip* ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
+                  const float* query, ptrdiff_t query_stride, float* scores, ptrdiff_t score_stride) {
+  constexpr int B = R <= kMaxWideRows ? kWideStrips : 1;
+  int at = 0;
+  for (; at + B <= num_strips; at += B) {
+    score_tile<T, R, B>(strips + at, ahead == nullptr ? nullptr : ahead + at, key_stride, head_dim, query, query_stride,
+                        scores + at * 16, score_stride);
+  }
+  for (; at < num_strips; ++at) {
+    score_tile<T, R, 1>(strips + at, ahead == nullptr ? nullptr : ahead + at, key_stride, head_dim, query, query_stride,
+                        scores + at * 16, score_stride);
+  }
+}
+
+// The scores of neighbouring strips lie side by side. ahead: num_strips of them, or nullptr
 template <class T>
-void score_rows(const T* keys, ptrdiff_t key_stride, int head_dim, const float* query, ptrdiff_t query_stride,
-                int num_rows, float* scores, ptrdiff_t score_stride) {
+void score_rows(const Strip* strips, const Strip* ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
+                const float* query, ptrdiff_t query_stride, int num_rows, float* scores, ptrdiff_t score_stride) {
   while (num_rows > 0) {
     const int count = min_int(num_rows, kMaxRows);
     switch (count) {
-      case 1: score_tile<T, 1>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 2: score_tile<T, 2>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 3: score_tile<T, 3>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 4: score_tile<T, 4>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 5: score_tile<T, 5>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 6: score_tile<T, 6>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 7: score_tile<T, 7>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      default: score_tile<T, 8>(keys, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 1: score_strips<T, 1>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 2: score_strips<T, 2>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 3: score_strips<T, 3>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 4: score_strips<T, 4>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 5: score_strips<T, 5>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 6: score_strips<T, 6>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 7: score_strips<T, 7>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      default: score_strips<T, 8>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
     }
     query += count * query_stride;
     scores += count * score_stride;
@@ -256,56 +295,89 @@ void write_output(const float* state, int value_stride, int head_dim, float* out
   for (int d = 0; d < head_dim; ++d) out[d] = state[d] * inverse;
 }
 
+// The positions that a task sees of one split.
+struct Range {
+  int first_position;  // of the task's first row
+  int first_seen;      // of what that row sees
+  int begin, end;      // in the split; begin is that of a tile
+
+  Range(const AttentionCall& call, const AttentionTask& task, const Shape& shape, int split) {
+    const int num_seq_rows = call.query_start[task.sequence + 1] - call.query_start[task.sequence];
+    first_position = call.context_lens[task.sequence] - num_seq_rows + task.row_begin;
+    first_seen = call.window > 0 ? max_int(0, first_position - call.window + 1) : 0;
+    const int split_begin = max_int(split, first_seen / shape.split_positions) * shape.split_positions;
+    begin = max_int(first_seen / shape.tile_positions * shape.tile_positions, split_begin);
+    end = min_int(first_position + (task.row_end - task.row_begin), split_begin + shape.split_positions);
+  }
+};
+
+// Where the strips from a block's first position on lie; beyond the end of what the task may see, the last one's place.
+template <class T>
+void locate_strips(const AttentionCall& call, const AttentionTask& task, int position, int num_strips, Strip* strips) {
+  const KvCache& cache = *call.cache;
+  const int32_t* table = call.block_tables + static_cast<ptrdiff_t>(task.sequence) * call.max_blocks;
+  const int last_block = (call.context_lens[task.sequence] - 1) / cache.block_size;
+  const size_t key_bytes = cache.key_head_items() * sizeof(T), value_bytes = cache.value_head_items() * sizeof(T);
+  for (int strip = 0, offset = 0; strip < num_strips; ++strip) {
+    const int block = min_int(position / cache.block_size, last_block);
+    const size_t block_head = static_cast<size_t>(table[block]) * cache.num_kv_heads + task.kv_head;
+    strips[strip].keys = cache.keys + block_head * key_bytes + offset * sizeof(T);
+    strips[strip].values = cache.values + block_head * value_bytes;
+    offset += 16;
+    if (offset == cache.key_stride) {
+      offset = 0;
+      position += cache.block_size;
+    }
+  }
+}
+
 // The query rows of one task over one split of the context; state: [query rows][state_floats], cleared here.
+// next: the task whose first tile is fetched ahead at the end, or nullptr
 template <class T>
 void attend_split(const AttentionCall& call, const AttentionTask& task, const Shape& shape, const Memory& memory,
-                  int split, float* state) {
+                  int split, const AttentionTask* next, float* state) {
   const KvCache& cache = *call.cache;
   const int num_rows = (task.row_end - task.row_begin) * shape.group;
   for (int r = 0; r < num_rows; ++r) clear_state(state + r * shape.state_floats, cache.value_stride);
 
-  const int num_seq_rows = call.query_start[task.sequence + 1] - call.query_start[task.sequence];
-  const int first_position = call.context_lens[task.sequence] - num_seq_rows + task.row_begin;
-  const int end_position = first_position + (task.row_end - task.row_begin);  // what the last row sees ends here
-  const int first_seen = call.window > 0 ? max_int(0, first_position - call.window + 1) : 0;
-  const int split_begin = split * shape.split_positions;
-  const int begin = max_int(first_seen / shape.tile_positions * shape.tile_positions, split_begin);
-  const int end = min_int(end_position, split_begin + shape.split_positions);
+  const Range range(call, task, shape, split);
+  const int first_position = range.first_position, first_seen = range.first_seen, end = range.end;
+  const int strips_per_block = cache.key_stride / 16;
 
-  const int32_t* table = call.block_tables + static_cast<ptrdiff_t>(task.sequence) * call.max_blocks;
   const bool is_widened = num_rows > kMaxRows;  // many rows read a tile many times: widen it once
-  const size_t key_items = cache.key_head_items(), value_items = cache.value_head_items();
 
-  for (int tile = begin; tile < end; tile += shape.tile_positions) {
+  for (int tile = range.begin; tile < end; tile += shape.tile_positions) {
     const int low = max_int(first_seen - tile, 0);                     // positions [low, high) of the tile are
     const int high = min_int(end - tile, shape.tile_positions);        // seen by some row
     const int first_block = low / cache.block_size, end_block = (high - 1) / cache.block_size + 1;
+    const int num_strips = (end_block - first_block) * strips_per_block;
+    locate_strips<T>(call, task, tile + first_block * cache.block_size, num_strips, memory.strips);
+    const Strip* ahead = nullptr;
+    if (!is_widened) {
+      const AttentionTask* then = tile + shape.tile_positions < end ? &task : next;
+      if (then != nullptr) {
+        const int from = then == &task ? tile + shape.tile_positions : Range(call, *then, shape, then->split).begin;
+        locate_strips<T>(call, *then, from, num_strips, memory.ahead);
+        ahead = memory.ahead;
+      }
+    }
     for (int block = first_block; block < end_block; ++block) {
-      const size_t block_head =
-          static_cast<size_t>(table[tile / cache.block_size + block]) * cache.num_kv_heads + task.kv_head;
-      const T* keys = reinterpret_cast<const T*>(cache.keys) + block_head * key_items;
-      const T* values = reinterpret_cast<const T*>(cache.values) + block_head * value_items;
+      const Strip* strips = memory.strips + (block - first_block) * strips_per_block;
       const int lane = block * cache.key_stride;
-      for (int offset = 0; offset < cache.key_stride; offset += 16) {
-        if (is_widened) {
+      if (is_widened) {
+        for (int offset = 0; offset < cache.key_stride; offset += kLanes) {
+          const T* keys = reinterpret_cast<const T*>(strips->keys) + offset;
+          float* wide = memory.keys + lane + offset;
           for (int d = 0; d < cache.head_dim; ++d) {
-            for (int v = 0; v < 16; v += kLanes) {
-              store(memory.keys + static_cast<ptrdiff_t>(d) * shape.tile_lanes + lane + offset + v,
-                    load(keys + static_cast<ptrdiff_t>(d) * cache.key_stride + offset + v));
-            }
+            store(wide + static_cast<ptrdiff_t>(d) * shape.tile_lanes, load(keys + static_cast<ptrdiff_t>(d) * cache.key_stride));
           }
-          score_rows(memory.keys + lane + offset, shape.tile_lanes, cache.head_dim, memory.query, shape.query_floats,
-                     num_rows, memory.scores + lane + offset, shape.tile_lanes);
-        } else {
-          score_rows(keys + offset, cache.key_stride, cache.head_dim, memory.query, shape.query_floats, num_rows,
-                     memory.scores + lane + offset, shape.tile_lanes);
         }
       }
       const int begin_in_block = max_int(low - block * cache.block_size, 0);
       const int end_in_block = min_int(high - block * cache.block_size, cache.block_size);
       for (int i = begin_in_block; i < end_in_block; ++i) {
         const int at = block * cache.block_size + i - low;
-        const T* value = values + static_cast<ptrdiff_t>(i) * cache.value_stride;
+        const T* value = reinterpret_cast<const T*>(strips->values) + static_cast<ptrdiff_t>(i) * cache.value_stride;
         memory.lanes[at] = lane + i;
         memory.value_rows[at] = value;
         if (is_widened) {
@@ -314,6 +386,17 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
           memory.value_rows[at] = wide;
         }
       }
+    }
+    float* scores = memory.scores + first_block * cache.key_stride;
+    if (is_widened) {
+      for (int strip = 0; strip < num_strips; ++strip) {
+        memory.strips[strip].keys = reinterpret_cast<const char*>(memory.keys + first_block * cache.key_stride + strip * 16);
+      }
+      score_rows<float>(memory.strips, nullptr, num_strips, shape.tile_lanes, cache.head_dim, memory.query,
+                        shape.query_floats, num_rows, scores, shape.tile_lanes);
+    } else {
+      score_rows<T>(memory.strips, ahead, num_strips, cache.key_stride, cache.head_dim, memory.query,
+                    shape.query_floats, num_rows, scores, shape.tile_lanes);
     }
     const int num_lanes = end_block * cache.key_stride;
     for (int r = 0; r < num_rows; ++r) {
@@ -350,7 +433,7 @@ float* output_of(const AttentionCall& call, const AttentionTask& task, const Sha
 }
 
 template <class T>
-void attend_task(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+void attend_task(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next, void* scratch) {
   const Shape shape(call);
   const Memory memory(call, shape, scratch);
   const KvCache& cache = *call.cache;
@@ -361,7 +444,7 @@ void attend_task(const AttentionCall& call, const AttentionTask& task, void* scr
   }
   load_queries(call, task, shape, memory.query);
   if (task.split >= 0) {
-    attend_split<T>(call, task, shape, memory, task.split, call.partials + task.partial);
+    attend_split<T>(call, task, shape, memory, task.split, next, call.partials + task.partial);
     return;
   }
   const int num_rows = (task.row_end - task.row_begin) * shape.group;
@@ -374,15 +457,15 @@ void attend_task(const AttentionCall& call, const AttentionTask& task, void* scr
   const float* result = memory.part;
   for (int split = first_split; split < end_split; ++split) {
     if (end_split - first_split == 1) {
-      attend_split<T>(call, task, shape, memory, split, memory.part);
+      attend_split<T>(call, task, shape, memory, split, next, memory.part);
       break;
     }
     if (split == first_split) {
-      attend_split<T>(call, task, shape, memory, split, memory.whole);
+      attend_split<T>(call, task, shape, memory, split, next, memory.whole);
       result = memory.whole;
       continue;
     }
-    attend_split<T>(call, task, shape, memory, split, memory.part);
+    attend_split<T>(call, task, shape, memory, split, next, memory.part);
     for (int r = 0; r < num_rows; ++r) {
       merge_state(memory.whole + r * shape.state_floats, memory.part + r * shape.state_floats, cache.value_stride);
     }
@@ -400,11 +483,11 @@ AttentionSizes attention_sizes(const AttentionCall& call) {
   return {shape.split_positions, static_cast<size_t>(shape.state_floats), memory.size, shape.rows_per_task};
 }
 
-void attend(const AttentionCall& call, const AttentionTask& task, void* scratch) {
+void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next, void* scratch) {
   if (call.cache->is_half) {
-    attend_task<half>(call, task, scratch);
+    attend_task<half>(call, task, next, scratch);
   } else {
-    attend_task<float>(call, task, scratch);
+    attend_task<float>(call, task, next, scratch);
   }
 }
 
