@@ -32,6 +32,7 @@ struct MatmulTask {
   const float* bias;  // [N] or nullptr
   float* out;         // [M, N], rows `out_stride` apart
   ptrdiff_t out_stride;
+  bool is_added;  // to what `out` holds: a residual
   int row_begin, row_end;
   int panel_begin, panel_end;
 };

@@ -29,19 +29,12 @@ struct LinearJob {
   const float* bias;
   float* out;
   ptrdiff_t out_stride;
+  bool is_added;
   int num_rows, num_columns;
   int rows_per_task, num_row_tasks;
-  int quantized_rows_per_task;
   MatrixCut cuts[kMaxMatrices];
   int num_cuts;
 };
-
-void quantize_some(void* context, int index, int) {
-  const LinearJob& job = *static_cast<LinearJob*>(context);
-  const int begin = index * job.quantized_rows_per_task;
-  const int end = begin + job.quantized_rows_per_task < job.num_rows ? begin + job.quantized_rows_per_task : job.num_rows;
-  job.kernels->quantize_rows(job.x, job.x_stride, begin, end, job.num_columns, job.quantized);
-}
 
 void multiply_some(void* context, int index, int) {
   const LinearJob& job = *static_cast<LinearJob*>(context);
@@ -58,6 +51,7 @@ void multiply_some(void* context, int index, int) {
   task.bias = job.bias == nullptr ? nullptr : job.bias + cut.first_channel;
   task.out = job.out + cut.first_channel;
   task.out_stride = job.out_stride;
+  task.is_added = job.is_added;
   task.row_begin = index % job.num_row_tasks * job.rows_per_task;
   task.row_end = task.row_begin + job.rows_per_task < job.num_rows ? task.row_begin + job.rows_per_task : job.num_rows;
   task.panel_begin = index / job.num_row_tasks * cut.panels_per_task;
@@ -113,37 +107,49 @@ void run_some_matrices(Workers& workers, LinearJob& job, const Weight& weight, i
 
 }  // namespace
 
-bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, int num_rows,
-            const Weight& weight, const float* bias, float* out) {
-  if (num_rows == 0) return true;
+bool reads_codes(const Weight& weight) {
+  for (const PackedMatrix& matrix : weight.matrices) {
+    if (is_quantized(matrix)) return true;
+  }
+  return false;
+}
+
+size_t quantized_bytes(int num_rows, int num_columns) {
+  const size_t num_codes = static_cast<size_t>(num_rows) * num_columns;
+  return num_codes + (num_codes / kGroupSize + 15) / 16 * 16 * 4 * sizeof(float);
+}
+
+QuantizedRows place_quantized(void* memory, int num_rows, int num_columns) {
+  const size_t num_scales = (static_cast<size_t>(num_rows) * num_columns / kGroupSize + 15) / 16 * 16;
+  QuantizedRows rows;
+  rows.scale = static_cast<float*>(memory);
+  rows.middle = rows.scale + num_scales;
+  rows.sum = rows.middle + num_scales;
+  rows.offset = reinterpret_cast<int32_t*>(rows.sum + num_scales);
+  rows.codes = reinterpret_cast<int8_t*>(rows.offset + num_scales);
+  return rows;
+}
+
+void quantize(Workers& workers, const Kernels& kernels, const LinearInput& input) {
+  run_rows(workers, input.num_rows, 16384 / input.num_columns + 1, [&](int begin, int end) {
+    kernels.quantize_rows(input.x, input.x_stride, begin, end, input.num_columns, input.quantized);
+  });
+}
+
+void multiply(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& weight,
+              const float* bias, float* out, ptrdiff_t out_stride, bool is_added) {
   const Workers::Lock lock(workers.busy);
   LinearJob job{};
   job.kernels = &kernels;
-  job.x = x;
-  job.x_stride = x_stride;
+  job.x = input.x;
+  job.x_stride = input.x_stride;
+  job.quantized = input.quantized;
   job.bias = bias;
   job.out = out;
-  job.out_stride = weight.num_rows;
-  job.num_rows = num_rows;
+  job.out_stride = out_stride;
+  job.is_added = is_added;
+  job.num_rows = input.num_rows;
   job.num_columns = weight.num_columns;
-
-  bool any_quantized = false;
-  for (const PackedMatrix& matrix : weight.matrices) any_quantized = any_quantized || is_quantized(matrix);
-  if (any_quantized) {
-    const size_t num_codes = static_cast<size_t>(num_rows) * weight.num_columns;
-    const size_t num_scales = (num_codes / kGroupSize + 15) / 16 * 16;
-    char* memory = static_cast<char*>(workers.scratch.get(num_codes + num_scales * 16));
-    if (memory == nullptr) return false;
-    job.quantized.scale = reinterpret_cast<float*>(memory);
-    job.quantized.middle = job.quantized.scale + num_scales;
-    job.quantized.sum = job.quantized.middle + num_scales;
-    job.quantized.offset = reinterpret_cast<int32_t*>(job.quantized.sum + num_scales);
-    job.quantized.codes = reinterpret_cast<int8_t*>(job.quantized.offset + num_scales);
-    const bool is_large = num_codes > 32768;
-    job.quantized_rows_per_task = is_large ? 16384 / weight.num_columns + 1 : num_rows;
-    const int num_tasks = ceil_div(num_rows, job.quantized_rows_per_task);
-    workers.pool.run(num_tasks, quantize_some, &job);
-  }
   const int num_matrices = static_cast<int>(weight.matrices.size());
   int first_channel = 0;
   for (int begin = 0; begin < num_matrices; begin += kMaxMatrices) {
@@ -151,6 +157,20 @@ bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t 
     run_some_matrices(workers, job, weight, begin, end, first_channel);
     for (int m = begin; m < end; ++m) first_channel += weight.matrices[m].num_rows;
   }
+}
+
+bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, int num_rows,
+            const Weight& weight, const float* bias, float* out) {
+  if (num_rows == 0) return true;
+  const Workers::Lock lock(workers.busy);
+  LinearInput input{x, x_stride, num_rows, weight.num_columns, {}};
+  if (reads_codes(weight)) {
+    void* memory = workers.scratch.get(quantized_bytes(num_rows, weight.num_columns));
+    if (memory == nullptr) return false;
+    input.quantized = place_quantized(memory, num_rows, weight.num_columns);
+    quantize(workers, kernels, input);
+  }
+  multiply(workers, kernels, input, weight, bias, out, weight.num_rows, false);
   return true;
 }
 

@@ -5,7 +5,29 @@
 
 namespace octavo {
 
-// out [M, N] = x [M, K] times weight^T, plus bias [N] unless nullptr. Returns false when there is no memory.
+// Rows of activations as weights read them: float weights x, quantized ones `quantized`.
+struct LinearInput {
+  const float* x;  // [num_rows, num_columns], rows `x_stride` apart
+  ptrdiff_t x_stride;
+  int num_rows, num_columns;
+  QuantizedRows quantized;
+};
+
+// Whether any of its matrices is quantized, and so are the activations it is applied to.
+bool reads_codes(const Weight& weight);
+
+// Where quantized rows lie in `quantized_bytes` of memory that starts at a multiple of 64.
+size_t quantized_bytes(int num_rows, int num_columns);
+QuantizedRows place_quantized(void* memory, int num_rows, int num_columns);
+
+// input.quantized from input.x
+void quantize(Workers& workers, const Kernels& kernels, const LinearInput& input);
+
+// out [M, N], rows `out_stride` apart, = (is_added: +=) the input times weight^T, plus bias [N] unless nullptr.
+void multiply(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& weight,
+              const float* bias, float* out, ptrdiff_t out_stride, bool is_added);
+
+// Both: out [M, N] = x [M, K] times weight^T, plus bias [N] unless nullptr. Returns false when there is no memory.
 bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, int num_rows,
             const Weight& weight, const float* bias, float* out);
 

@@ -42,8 +42,9 @@ void tile(const MatmulTask& task, int row, int panel) {
     if (count <= 0) break;
     const vfloat bias = task.bias == nullptr ? zero() : load_first(task.bias + channel, count);
     for (int r = 0; r < R; ++r) {
-      const vfloat result = task.bias == nullptr ? total[r][v] : add(total[r][v], bias);
+      vfloat result = task.bias == nullptr ? total[r][v] : add(total[r][v], bias);
       float* out = task.out + (row + r) * task.out_stride + channel;
+      if (task.is_added) result = add(load_first(out, count), result);
       if (count == kLanes) {
         store(out, result);
       } else {

@@ -123,7 +123,10 @@ void tile(const MatmulTask& task, int row, int panel) {
     const int channel = panel * kPanelWidth;
     const int count = matrix.num_rows - channel < kPanelWidth ? matrix.num_rows - channel : kPanelWidth;
     float* out = task.out + (row + r) * task.out_stride + channel;
-    for (int c = 0; c < count; ++c) out[c] = task.bias == nullptr ? lanes[c] : lanes[c] + task.bias[channel + c];
+    for (int c = 0; c < count; ++c) {
+      const float result = task.bias == nullptr ? lanes[c] : lanes[c] + task.bias[channel + c];
+      out[c] = task.is_added ? out[c] + result : result;
+    }
   }
 }
 

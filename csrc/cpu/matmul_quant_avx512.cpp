@@ -111,8 +111,10 @@ void tile(const MatmulTask& task, int row, int panel) {
     const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
     const __m512 bias = task.bias == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, task.bias + channel);
     for (int r = 0; r < R; ++r) {
-      const __m512 result = task.bias == nullptr ? total[r][p] : _mm512_add_ps(total[r][p], bias);
-      _mm512_mask_storeu_ps(task.out + (row + r) * task.out_stride + channel, mask, result);
+      __m512 result = task.bias == nullptr ? total[r][p] : _mm512_add_ps(total[r][p], bias);
+      float* out = task.out + (row + r) * task.out_stride + channel;
+      if (task.is_added) result = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), result);
+      _mm512_mask_storeu_ps(out, mask, result);
     }
   }
 }

@@ -197,7 +197,8 @@ void tile(const MatmulTask& task, int row, int panel, int channel) {
     for (int v = 0; v < V; ++v) vst1q_f32(lanes + v * 4, total[r][v]);
     float* out = task.out + (row + r) * task.out_stride + first_channel;
     for (int c = 0; c < V * 4 && c < left; ++c) {
-      out[c] = task.bias == nullptr ? lanes[c] : lanes[c] + task.bias[first_channel + c];
+      const float result = task.bias == nullptr ? lanes[c] : lanes[c] + task.bias[first_channel + c];
+      out[c] = task.is_added ? out[c] + result : result;
     }
   }
 }

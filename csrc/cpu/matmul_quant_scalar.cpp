@@ -63,7 +63,9 @@ void matmul(const MatmulTask& task) {
       }
       for (int c = 0; c < kPanelWidth && panel * kPanelWidth + c < matrix.num_rows; ++c) {
         const int channel = panel * kPanelWidth + c;
-        task.out[row * task.out_stride + channel] = task.bias == nullptr ? total[c] : total[c] + task.bias[channel];
+        const float result = task.bias == nullptr ? total[c] : total[c] + task.bias[channel];
+        float& out = task.out[row * task.out_stride + channel];
+        out = task.is_added ? out + result : result;
       }
     }
   }
