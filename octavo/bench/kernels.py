@@ -26,6 +26,7 @@ from octavo.bench.peaks import Peaks, describe_blas, measure_peaks
 from octavo.bench.result import BenchResult, Row
 from octavo.ops.interface import AttentionBatch, Ops, SamplingBatch
 from octavo.ops.reference import ReferenceOps
+from octavo.ops.sublayers import run_attention_sublayer, run_mlp_sublayer
 
 ROWS = (1, 2, 4, 8, 16, 64, 512)
 _BLOCK_SIZE = 16
@@ -63,11 +64,17 @@ class Trial:
 
 
 class CallRecorder:
-    """A backend that notes each op's call, and makes it."""
+    """A backend that notes each op's call, and makes it; a sublayer's ops one by one."""
 
     def __init__(self, ops: Any):
         self._ops = ops
         self.calls: dict[tuple[str, str], Call] = {}
+
+    def attention_sublayer(self, *args: Any) -> None:
+        run_attention_sublayer(self, *args)  # type: ignore[arg-type]
+
+    def mlp_sublayer(self, *args: Any) -> None:
+        run_mlp_sublayer(self, *args)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         op = getattr(self._ops, name)

@@ -20,7 +20,7 @@ from octavo.bench.environment import ForeignMeter, describe_environment, noise_n
 from octavo.bench.probe import Probe, WatchedOps, measure_watch_cost
 from octavo.bench.result import BenchResult, Row
 from octavo.bench.statistics import middle_half
-from octavo.ops.interface import Ops
+from octavo.ops.interface import MLPSublayer, Ops
 
 MODEL_OPS = (
     "embedding",
@@ -33,6 +33,8 @@ MODEL_OPS = (
     "gelu_and_mul",
     "write_kv",
     "paged_attention",
+    "attention_sublayer",
+    "mlp_sublayer",
     "take_rows",
     "copy_blocks",
 )
@@ -73,7 +75,7 @@ def measure_step(
     rows: list[Row] = []
     notes = [
         f"{context_tokens} tokens of context. A call of an op costs {call_cost_ns / 1e3:.2f} µs before it computes "
-        "anything (rms_norm of 32 numbers): binding, shape checks, the output's allocation."
+        "anything (an MLP of 32 by 32): binding, shape checks, the way to the threads."
     ]
     for position, batch_size in enumerate(batch_sizes):
         on_progress(f"{batch_size} sequences", position, len(batch_sizes))
@@ -182,13 +184,15 @@ def _mean_of_middle(steps: Sequence[StepTimes]) -> float:
 
 
 def measure_call_cost(ops: Ops) -> float:
-    """Nanoseconds of an op's call with next to nothing to compute."""
-    x, weight = ops.to_device(np.ones((1, 32), np.float32)), ops.to_device(np.ones(32, np.float32))
+    """Nanoseconds of an op's call with next to nothing to compute: the op that a step calls most, a sublayer."""
+    x, norm = ops.to_device(np.ones((1, 32), np.float32)), ops.to_device(np.ones(32, np.float32))
+    gate_up, down = (ops.pack_weight([np.zeros(shape, np.float32)]) for shape in ((64, 32), (32, 32)))
+    sublayer = MLPSublayer(norm=norm, eps=1e-5, gate_up=gate_up, is_gelu=False, down=down)
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter_ns()
         for _ in range(_FLOOR_CALLS):
-            ops.rms_norm(x, weight, 1e-5)
+            ops.mlp_sublayer(sublayer, x)
         best = min(best, (time.perf_counter_ns() - start) / _FLOOR_CALLS)
     return best
 

@@ -25,12 +25,19 @@ _NORMS = (
 class Gemma3Layer:
     def __init__(self, source: ParameterSource, config: ModelConfig, layer: int, rotary: Array):
         prefix = f"model.layers.{layer}"
-        self.eps = config.rms_norm_eps
-        self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm = (
+        attention_norm, attention_output_norm, mlp_norm, mlp_output_norm = (
             source.vector([f"{prefix}.{name}.weight"]) for name in _NORMS
         )
-        self.attention = Attention(source, config, layer, f"{prefix}.self_attn", rotary)
-        self.mlp = GatedMLP(source, config, f"{prefix}.mlp")
+        self.attention = Attention(
+            source,
+            config,
+            layer,
+            f"{prefix}.self_attn",
+            rotary,
+            norm=attention_norm,
+            output_norm=attention_output_norm,
+        )
+        self.mlp = GatedMLP(source, config, f"{prefix}.mlp", norm=mlp_norm, output_norm=mlp_output_norm)
 
     @staticmethod
     def parameter_shapes(config: ModelConfig, layer: int) -> Shapes:
@@ -65,12 +72,7 @@ class Gemma3Model:
     def __call__(self, ops: Ops, batch: ForwardBatch, kv_cache: Sequence[LayerCache]) -> Array:
         """Logits of the wanted rows, [len(batch.logits_rows), vocab_size] float32; writes to the cache."""
         residual = self.ends.embed(ops, batch.token_ids)
-        x = ops.rms_norm(residual, self.layers[0].attention_norm, self.config.rms_norm_eps)
-        for index, (layer, cache) in enumerate(zip(self.layers, kv_cache, strict=True)):
-            if index > 0:
-                x = ops.add_rms_norm(x, residual, layer.attention_norm, layer.eps)
-            x = layer.attention(ops, x, batch.positions, batch.attention[batch.layer_group[index]], cache)
-            x = ops.rms_norm(x, layer.attention_output_norm, layer.eps)
-            x = layer.mlp(ops, ops.add_rms_norm(x, residual, layer.mlp_norm, layer.eps))
-            x = ops.rms_norm(x, layer.mlp_output_norm, layer.eps)
-        return self.ends.logits(ops, ops.add(x, residual), batch.logits_rows)
+        for layer, group, cache in zip(self.layers, batch.layer_group, kv_cache, strict=True):
+            layer.attention(ops, residual, batch.positions, batch.attention[group], cache)
+            layer.mlp(ops, residual)
+        return self.ends.logits(ops, residual, batch.logits_rows)

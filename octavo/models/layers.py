@@ -8,10 +8,20 @@ op, sliced and reshaped; arithmetic on them is an op's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from octavo.models.config import ModelConfig
-from octavo.ops.interface import Array, AttentionBatch, LayerCache, Ops, Weight
+from octavo.ops.interface import (
+    Array,
+    AttentionBatch,
+    AttentionSublayer,
+    LayerCache,
+    MLPSublayer,
+    Ops,
+    Weight,
+)
+from octavo.ops.sublayers import run_attention_sublayer, run_mlp_sublayer
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -41,22 +51,46 @@ class Linear:
 
 
 class Attention:
-    """Causal self-attention over the paged cache, with rotary embedding and optional norms of q and k."""
+    """residual += output(attend(qkv(norm(residual)))): causal self-attention over the paged cache, with rotary
+    embedding, optional norms of q and k, and an optional norm of what is added.
 
-    def __init__(self, source: ParameterSource, config: ModelConfig, layer: int, prefix: str, rotary: Array):
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.num_qkv_heads = config.num_heads + 2 * config.num_kv_heads
-        self.scale = config.query_scale
-        self.soft_cap = config.attention_soft_cap
-        self.window = config.layer_windows[layer]
-        self.eps = config.rms_norm_eps
-        self.rotary = rotary
+    qkv, output: may be replaced after construction by anything that is called like a Linear; then the sublayer is run
+                 op by op, which gives the same bits for the same arithmetic
+    """
+
+    def __init__(
+        self,
+        source: ParameterSource,
+        config: ModelConfig,
+        layer: int,
+        prefix: str,
+        rotary: Array,
+        *,
+        norm: Array,
+        output_norm: Array | None = None,
+    ):
         self.qkv = Linear(
             source, [f"{prefix}.{name}" for name in ("q_proj", "k_proj", "v_proj")], config.attention_bias
         )
         self.output = Linear(source, [f"{prefix}.o_proj"], config.attention_output_bias)
-        self.query_norm = source.vector([f"{prefix}.q_norm.weight"]) if config.has_qk_norm else None
-        self.key_norm = source.vector([f"{prefix}.k_norm.weight"]) if config.has_qk_norm else None
+        self.sublayer = AttentionSublayer(
+            norm=norm,
+            eps=config.rms_norm_eps,
+            qkv=self.qkv.weight,
+            qkv_bias=self.qkv.bias,
+            query_norm=source.vector([f"{prefix}.q_norm.weight"]) if config.has_qk_norm else None,
+            key_norm=source.vector([f"{prefix}.k_norm.weight"]) if config.has_qk_norm else None,
+            rotary=rotary,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.query_scale,
+            sliding_window=config.layer_windows[layer],
+            soft_cap=config.attention_soft_cap,
+            output=self.output.weight,
+            output_bias=self.output.bias,
+            output_norm=output_norm,
+        )
 
     @staticmethod
     def parameter_shapes(config: ModelConfig, prefix: str) -> Shapes:
@@ -69,29 +103,52 @@ class Attention:
             shapes |= {f"{prefix}.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
         return shapes
 
-    def __call__(self, ops: Ops, x: Array, positions: Array, attention: AttentionBatch, cache: LayerCache) -> Array:
-        """x [T, hidden_size] -> [T, hidden_size]; writes the keys and values of its rows into the cache."""
-        num_tokens, num_query = x.shape[0], self.num_heads
-        # One reshape, then views of it: views are a good part of the Python time of a small step.
-        heads = self.qkv(ops, x).reshape(num_tokens, self.num_qkv_heads, self.head_dim)
-        query, key = heads[:, :num_query], heads[:, num_query : num_query + self.num_kv_heads]
-        value = heads[:, num_query + self.num_kv_heads :]
-        if self.query_norm is not None:
-            query = ops.rms_norm(query, self.query_norm, self.eps)
-            key = ops.rms_norm(key, self.key_norm, self.eps)
-        ops.rotary_embedding(query, key, positions, self.rotary)
-        ops.write_kv(key, value, cache, attention.slot_mapping)
-        mixed = ops.paged_attention(query, cache, attention, self.scale, self.window, self.soft_cap)
-        return self.output(ops, mixed.reshape(num_tokens, num_query * self.head_dim))
+    def __call__(
+        self, ops: Ops, residual: Array, positions: Array, attention: AttentionBatch, cache: LayerCache
+    ) -> None:
+        """residual [T, hidden_size] is changed; the keys and values of its rows are written into the cache."""
+        if type(self.qkv) is Linear and type(self.output) is Linear:
+            ops.attention_sublayer(self.sublayer, residual, positions, attention, cache)
+            return
+        run_attention_sublayer(
+            ops,
+            self.sublayer,
+            residual,
+            positions,
+            attention,
+            cache,
+            project_qkv=partial(self.qkv, ops),
+            project_output=partial(self.output, ops),
+        )
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x))"""
+    """residual += down(activation(gate(x)) * up(x)) with x = norm(residual), and an optional norm of what is added.
 
-    def __init__(self, source: ParameterSource, config: ModelConfig, prefix: str):
+    gate_up, down: may be replaced after construction, as those of `Attention`
+    """
+
+    def __init__(
+        self,
+        source: ParameterSource,
+        config: ModelConfig,
+        prefix: str,
+        *,
+        norm: Array,
+        output_norm: Array | None = None,
+    ):
         self.gate_up = Linear(source, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], config.mlp_bias)
         self.down = Linear(source, [f"{prefix}.down_proj"], config.mlp_bias)
-        self.is_gelu = config.activation == "gelu_tanh"
+        self.sublayer = MLPSublayer(
+            norm=norm,
+            eps=config.rms_norm_eps,
+            gate_up=self.gate_up.weight,
+            gate_up_bias=self.gate_up.bias,
+            is_gelu=config.activation == "gelu_tanh",
+            down=self.down.weight,
+            down_bias=self.down.bias,
+            output_norm=output_norm,
+        )
 
     @staticmethod
     def parameter_shapes(config: ModelConfig, prefix: str) -> Shapes:
@@ -102,9 +159,18 @@ class GatedMLP:
             **linear_shapes(f"{prefix}.down_proj", hidden, inner, config.mlp_bias),
         }
 
-    def __call__(self, ops: Ops, x: Array) -> Array:
-        gate_up = self.gate_up(ops, x)
-        return self.down(ops, ops.gelu_and_mul(gate_up) if self.is_gelu else ops.silu_and_mul(gate_up))
+    def __call__(self, ops: Ops, residual: Array) -> None:
+        """residual [T, hidden_size] is changed."""
+        if type(self.gate_up) is Linear and type(self.down) is Linear:
+            ops.mlp_sublayer(self.sublayer, residual)
+            return
+        run_mlp_sublayer(
+            ops,
+            self.sublayer,
+            residual,
+            project_gate_up=partial(self.gate_up, ops),
+            project_down=partial(self.down, ops),
+        )
 
 
 class EmbeddingAndHead:

@@ -16,11 +16,10 @@ from octavo.ops.interface import Array, ForwardBatch, LayerCache, Ops
 class LlamaLayer:
     def __init__(self, source: ParameterSource, config: ModelConfig, layer: int, rotary: Array):
         prefix = f"model.layers.{layer}"
-        self.eps = config.rms_norm_eps
         self.attention_norm = source.vector([f"{prefix}.input_layernorm.weight"])
-        self.attention = Attention(source, config, layer, f"{prefix}.self_attn", rotary)
+        self.attention = Attention(source, config, layer, f"{prefix}.self_attn", rotary, norm=self.attention_norm)
         self.mlp_norm = source.vector([f"{prefix}.post_attention_layernorm.weight"])
-        self.mlp = GatedMLP(source, config, f"{prefix}.mlp")
+        self.mlp = GatedMLP(source, config, f"{prefix}.mlp", norm=self.mlp_norm)
 
     @staticmethod
     def parameter_shapes(config: ModelConfig, layer: int) -> Shapes:
@@ -55,10 +54,7 @@ class LlamaModel:
     def __call__(self, ops: Ops, batch: ForwardBatch, kv_cache: Sequence[LayerCache]) -> Array:
         """Logits of the wanted rows, [len(batch.logits_rows), vocab_size] float32; writes to the cache."""
         residual = self.ends.embed(ops, batch.token_ids)
-        x = ops.rms_norm(residual, self.layers[0].attention_norm, self.config.rms_norm_eps)
-        for index, (layer, cache) in enumerate(zip(self.layers, kv_cache, strict=True)):
-            if index > 0:
-                x = ops.add_rms_norm(x, residual, layer.attention_norm, layer.eps)
-            x = layer.attention(ops, x, batch.positions, batch.attention[batch.layer_group[index]], cache)
-            x = layer.mlp(ops, ops.add_rms_norm(x, residual, layer.mlp_norm, layer.eps))
-        return self.ends.logits(ops, ops.add(x, residual), batch.logits_rows)
+        for layer, group, cache in zip(self.layers, batch.layer_group, kv_cache, strict=True):
+            layer.attention(ops, residual, batch.positions, batch.attention[group], cache)
+            layer.mlp(ops, residual)
+        return self.ends.logits(ops, residual, batch.logits_rows)

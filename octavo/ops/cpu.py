@@ -22,8 +22,10 @@ from octavo import _cpu
 from octavo.errors import ConfigError, ShapeError
 from octavo.ops.interface import (
     AttentionBatch,
+    AttentionSublayer,
     BFloat16,
     GroupQuantized,
+    MLPSublayer,
     SampledRows,
     SamplingBatch,
     WeightData,
@@ -167,6 +169,32 @@ class CpuOps:
             soft_cap or 0.0,
         )
 
+    def attention_sublayer(
+        self,
+        sublayer: AttentionSublayer,
+        residual: np.ndarray,
+        positions: np.ndarray,
+        attention: AttentionBatch,
+        cache: Any,
+    ) -> None:
+        """`attention` and `positions` are checked at the first call with them, a group's layers share the result."""
+        if attention.native is None:
+            attention.native = _cpu.StepRows(
+                positions,
+                attention.query_start,
+                attention.context_lens,
+                attention.block_tables,
+                attention.slot_mapping,
+            )
+        if sublayer.native is None:
+            sublayer.native = _bind_attention(sublayer)
+        self._engine.attention_sublayer(sublayer.native, residual, attention.native, cache)
+
+    def mlp_sublayer(self, sublayer: MLPSublayer, residual: np.ndarray) -> None:
+        if sublayer.native is None:
+            sublayer.native = _bind_mlp(sublayer)
+        self._engine.mlp_sublayer(sublayer.native, residual)
+
     def copy_blocks(self, caches: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> None:
         for cache in caches:
             cache.copy_blocks(pairs)
@@ -228,6 +256,41 @@ def _describe(part: WeightData) -> tuple[str, np.ndarray, np.ndarray | None, np.
     if part.dtype.name not in ("float32", "float16"):
         raise ShapeError(f"a weight of {part.dtype} cannot be packed; use float32, float16, BFloat16 or GroupQuantized")
     return part.dtype.name, np.ascontiguousarray(part), None, None
+
+
+def _bind_attention(sublayer: AttentionSublayer) -> Any:
+    """Checks the parameters once; holds on to them."""
+    return _cpu.AttentionSublayer(
+        norm=sublayer.norm,
+        eps=sublayer.eps,
+        qkv=sublayer.qkv,
+        qkv_bias=sublayer.qkv_bias,
+        query_norm=sublayer.query_norm,
+        key_norm=sublayer.key_norm,
+        cos_sin=sublayer.rotary,
+        num_heads=sublayer.num_heads,
+        num_kv_heads=sublayer.num_kv_heads,
+        head_dim=sublayer.head_dim,
+        scale=sublayer.scale,
+        window=sublayer.sliding_window or 0,
+        soft_cap=sublayer.soft_cap or 0.0,
+        output=sublayer.output,
+        output_bias=sublayer.output_bias,
+        output_norm=sublayer.output_norm,
+    )
+
+
+def _bind_mlp(sublayer: MLPSublayer) -> Any:
+    return _cpu.MlpSublayer(
+        norm=sublayer.norm,
+        eps=sublayer.eps,
+        gate_up=sublayer.gate_up,
+        gate_up_bias=sublayer.gate_up_bias,
+        is_gelu=sublayer.is_gelu,
+        down=sublayer.down,
+        down_bias=sublayer.down_bias,
+        output_norm=sublayer.output_norm,
+    )
 
 
 def _rows(x: np.ndarray) -> np.ndarray:

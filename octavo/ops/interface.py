@@ -14,7 +14,7 @@ Imports NumPy only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,12 +82,14 @@ class AttentionBatch:
                   (with a sliding window w: the last w of them, its own included)
     block_tables: [num_seqs, max_blocks] int32; -1 where there is no block, or where a window let it go
     slot_mapping: [num_tokens] int64; block_id * block_size + offset of each row, -1 for a row that is not written
+    native:       what a backend made of it at its first use, the backend's own: the arrays must not change any more
     """
 
     query_start: Array
     context_lens: Array
     block_tables: Array
     slot_mapping: Array
+    native: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -106,6 +108,64 @@ class ForwardBatch:
     attention: list[AttentionBatch]
     layer_group: Sequence[int]
     logits_rows: Array
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AttentionSublayer:
+    """The parameters of `Ops.attention_sublayer`; None where the model has none.
+
+    norm:        [H], of the input
+    qkv:         weight [(num_heads + 2 * num_kv_heads) * head_dim, H]: queries, keys and values side by side
+    query_norm, key_norm: [head_dim], of each head
+    rotary:      [max_positions, rotary_dim], as of `rotary_embedding`
+    output:      weight [H, num_heads * head_dim]
+    output_norm: [H], of what is added to the residual
+    eps:         of all norms
+    scale, sliding_window, soft_cap: as of `paged_attention`
+    native:      what a backend made of it at its first use, the backend's own
+    """
+
+    norm: Array
+    eps: float
+    qkv: Weight
+    qkv_bias: Array | None = None
+    query_norm: Array | None = None
+    key_norm: Array | None = None
+    rotary: Array
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    output: Weight
+    output_bias: Array | None = None
+    output_norm: Array | None = None
+    native: Any = field(default=None, repr=False)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MLPSublayer:
+    """The parameters of `Ops.mlp_sublayer`; None where the model has none.
+
+    norm:        [H], of the input
+    gate_up:     weight [2 * I, H], the gate in the first half
+    down:        weight [H, I]
+    output_norm: [H], of what is added to the residual
+    eps:         of both norms
+    is_gelu:     gated by GELU (its tanh approximation), else by SiLU
+    native:      what a backend made of it at its first use, the backend's own
+    """
+
+    norm: Array
+    eps: float
+    gate_up: Weight
+    gate_up_bias: Array | None = None
+    is_gelu: bool
+    down: Weight
+    down_bias: Array | None = None
+    output_norm: Array | None = None
+    native: Any = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -257,6 +317,22 @@ class Ops(Protocol):
 
         Prefill chunks and single decode rows are mixed freely. Query head h reads key head
         h // (num_heads / num_kv_heads). soft_cap c: scores become c * tanh(score / c)."""
+        ...
+
+    def attention_sublayer(
+        self,
+        sublayer: AttentionSublayer,
+        residual: Array,
+        positions: Array,
+        attention: AttentionBatch,
+        cache: LayerCache,
+    ) -> None:
+        """residual [T, H] += attention over its norm, in place; writes the keys and values of its rows to the cache.
+        The same bits as the single ops give in the order of `octavo.ops.sublayers`."""
+        ...
+
+    def mlp_sublayer(self, sublayer: MLPSublayer, residual: Array) -> None:
+        """residual [T, H] += down(activation(gate) * up) of its norm, in place. Bits as of attention_sublayer."""
         ...
 
     def copy_blocks(self, caches: Sequence[LayerCache], pairs: Sequence[tuple[int, int]]) -> None:

@@ -16,13 +16,16 @@ import numpy as np
 from octavo.errors import ConfigError, ShapeError
 from octavo.ops.interface import (
     AttentionBatch,
+    AttentionSublayer,
     BFloat16,
     GroupQuantized,
+    MLPSublayer,
     PenaltyRows,
     SampledRows,
     SamplingBatch,
     WeightData,
 )
+from octavo.ops.sublayers import run_attention_sublayer, run_mlp_sublayer
 
 # Rows of a weight that are widened to float64 at a time: 256 rows of a small model stay in the L2 cache.
 _ROWS_AT_A_TIME = 256
@@ -192,6 +195,19 @@ class ReferenceOps:
                 seen = slice(first - first_visible, position + 1 - first_visible)
                 out[row] = _attend(query[row], keys[:, seen], values[:, seen], scale, soft_cap)
         return _round(out)
+
+    def attention_sublayer(
+        self,
+        sublayer: AttentionSublayer,
+        residual: np.ndarray,
+        positions: np.ndarray,
+        attention: AttentionBatch,
+        cache: ReferenceLayerCache,
+    ) -> None:
+        run_attention_sublayer(self, sublayer, residual, positions, attention, cache)
+
+    def mlp_sublayer(self, sublayer: MLPSublayer, residual: np.ndarray) -> None:
+        run_mlp_sublayer(self, sublayer, residual)
 
     def copy_blocks(self, caches: Sequence[ReferenceLayerCache], pairs: Sequence[tuple[int, int]]) -> None:
         for cache in caches:

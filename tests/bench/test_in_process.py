@@ -78,9 +78,10 @@ def test_a_step_s_parts_are_all_there(tiny: dict[str, Any]) -> None:
     for size, group in ((1, "1 sequence"), (3, "3 sequences")):
         rows = {row.name: row for row in result.rows if row.x == size}
         assert {row.group for row in rows.values()} == {group}
-        # Two layers: qkv, output, gate and up, down; and the head.
-        assert rows["op linear"].metrics["calls_per_step"] == 9
-        assert rows["op paged_attention"].metrics["calls_per_step"] == 2
+        # Two layers, and the head.
+        assert rows["op attention_sublayer"].metrics["calls_per_step"] == 2
+        assert rows["op mlp_sublayer"].metrics["calls_per_step"] == 2
+        assert rows["op linear"].metrics["calls_per_step"] == 1
         assert rows[SAMPLE].metrics["calls_per_step"] == 1
         assert {"scheduler: plan", "scheduler: update", "batch building", "output: text", OTHER} <= set(rows)
         whole = rows.pop("whole step").metrics
