@@ -44,6 +44,7 @@ void test_threads();
 void test_matmul(const Kernels& kernels);
 void test_row_ops(const Kernels& kernels);
 void test_attention(const Kernels& kernels);
+void test_sublayer(const Kernels& kernels);
 void test_sampling(const Kernels& kernels);
 
 }  // namespace test

@@ -281,6 +281,21 @@ void test_one(const Kernels& kernels, Workers& workers, const MatmulCase& shape,
             (max_rows == 1 || !std::isnan(alone[(max_rows - 2) * out_stride])),
         "%s: a NaN stays in its row", name);
 
+  // Added to what is there.
+  std::vector<float> residual = random.normals(alone.size()), expected = residual;
+  for (int row = 0; row < max_rows; ++row) {
+    for (int channel = 0; channel < n; ++channel) expected[row * out_stride + channel] += alone[row * out_stride + channel];
+  }
+  task.out = residual.data();
+  task.is_added = true;
+  task.row_begin = 0;
+  task.row_end = max_rows;
+  task.panel_begin = 0;
+  task.panel_end = matrix.num_panels;
+  multiply(kernels, task);
+  task.is_added = false;
+  check(same_bits(residual.data(), expected.data(), residual.size()), "%s adds to a residual", name);
+
   for (int count : row_counts) {
     std::vector<float> out(max_rows * out_stride, 777.0f);
     task.out = out.data();
