@@ -46,7 +46,8 @@ class CoreConfig:
 class GrammarSpec:
     """A constraint on the generated text, as plain data; `structured` compiles it where it is needed.
 
-    kind: "json_schema", "json_object", "regex", "choice", "lark"
+    kind: "json_schema", "json_object", "regex", "choice", "lark"; and of a request's tools, never from a client's own
+          text, "tool_calls", "text_and_tool_calls"
     text: the schema (JSON), the pattern, the choices (a JSON list) or the grammar; empty for json_object
     """
 

@@ -45,6 +45,12 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
+# Grammars that only our own code writes, of the tools; no field of a request leads here. The first one's text is
+# calls from its beginning to its end, the second's has free text besides. They may name tokens by id, and the schemas
+# in them are read like any other.
+TOOL_CALLS = "tool_calls"
+TEXT_AND_TOOL_CALLS = "text_and_tool_calls"
+
 _CACHE_SIZE = 256
 _NUM_TRIED_BYTES = 32
 _PRINTABLE = sum(1 << byte for byte in range(0x21, 0x100))
@@ -72,6 +78,8 @@ def _find_fault(spec: GrammarSpec, param: str) -> str | None:
         text = grammar_text(spec, param)
     except InvalidRequestError as error:
         return error.message
+    if spec.kind in _TOOL_KINDS:
+        text = _replace_token_ids(text)
     matcher = compile_grammar(text, _byte_tokenizer())
     # A warning tells of something that is not enforced.
     message = matcher.get_error() or next(iter(matcher.get_grammar_warnings()), None) or _try_out(matcher)
@@ -108,6 +116,8 @@ def grammar_text(spec: GrammarSpec, param: str = "response_format") -> str:
     elif spec.kind == "lark":
         _check_length(spec.text, MAX_LARK_LENGTH, "characters", spec, param)
         lark = _user_lark(spec.text, param)
+    elif spec.kind in _TOOL_KINDS:
+        lark = _tools_lark(spec.text, param)
     else:
         raise _invalid(f"There is no grammar of the kind {spec.kind!r}.", param)
     return LLMatcher.grammar_from_lark(lark + _NO_FORCING)
@@ -129,7 +139,8 @@ def explain(spec: GrammarSpec, message: str) -> str:
         message = "no text satisfies it"
     elif is_limit(message):
         message = f"it is too large or too complex ({message})"
-    return f"{_NAMES.get(spec.kind, 'The grammar')} cannot be used: {message}."
+    verb = "cannot" if spec.kind not in _TOOL_KINDS else "together cannot"
+    return f"{_NAMES.get(spec.kind, 'The grammar')} {verb} be used: {message}."
 
 
 def is_limit(message: str) -> bool:
@@ -144,7 +155,12 @@ _NAMES = {
     "regex": "The regex",
     "choice": "The list of choices",
     "lark": "The grammar",
+    TOOL_CALLS: "The tools' schemas",
+    TEXT_AND_TOOL_CALLS: "The tools' schemas",
 }
+_TOOL_KINDS = (TOOL_CALLS, TEXT_AND_TOOL_CALLS)
+_TOKEN_ID_OR_STRING = re.compile(r'<\[\d+\]>|"(\\.|[^"\\\n])*"')
+_SCHEMA_LINE = re.compile(r"^(\w+: %json )(.*)$", re.MULTILINE)
 
 
 def _json_lark(schema: dict[str, object]) -> str:
@@ -184,6 +200,30 @@ def _user_lark(text: str, param: str) -> str:
     if attribute is not None:
         raise _invalid(f"The grammar uses {attribute[1]!r} in {attribute[0]}, which is not supported.", param)
     return text
+
+
+def _tools_lark(text: str, param: str) -> str:
+    """Every schema with enforced keywords only. What a lenient one asks for in vain is left out of it."""
+
+    def read(match: re.Match[str]) -> str:
+        schema = json.loads(match[2])
+        options = schema.pop("x-guidance")
+        is_lenient = options.pop("lenient")
+        try:
+            found = normalize_schema(schema, param, is_lenient=is_lenient)
+        except InvalidRequestError:
+            if not is_lenient:
+                raise
+            found = {"type": "object"} if schema.get("type") == "object" else {}
+        rule = json.dumps({**found, "x-guidance": options})
+        return match[1] + rule.replace("::=", "\\u003a:=")  # which would look like a grammar in GBNF
+
+    return _SCHEMA_LINE.sub(read, text)
+
+
+def _replace_token_ids(text: str) -> str:
+    """For the tokenizer of bytes, which has no other ids."""
+    return _TOKEN_ID_OR_STRING.sub(lambda match: match[0] if match[0][0] == '"' else "<[255]>", text)
 
 
 def _check_length(text: str | bytes, limit: int, unit: str, spec: GrammarSpec, param: str) -> None:

@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from octavo.core.interfaces import Grammar, GrammarSpec
 from octavo.errors import InvalidRequestError, RequestFailedError
-from octavo.structured.compile import compile_grammar, explain, grammar_text, is_limit
+from octavo.structured.compile import TOOL_CALLS, compile_grammar, explain, grammar_text, is_limit
 from octavo.structured.digit_cap import DigitCap, DigitMasks
 from octavo.structured.vocabulary import Vocabulary
 
@@ -21,7 +21,8 @@ Mask = npt.NDArray[np.int32]
 
 # Compiled grammars kept, each some 100 KB and more as its lexer's states are met.
 _CACHE_SIZE = 64
-_JSON_KINDS = ("json_schema", "json_object")
+# All JSON, or with nothing beside it that has quotes or digits of its own.
+_JSON_KINDS = ("json_schema", "json_object", TOOL_CALLS)
 
 
 class TokenGrammar:

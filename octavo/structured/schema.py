@@ -52,9 +52,12 @@ _REFUSED = {
 }  # fmt: skip
 
 
-def normalize_schema(schema: Any, param: str) -> dict[str, Any]:
-    """The schema with enforced keywords only. Raises InvalidRequestError(code="invalid_grammar")."""
-    reader = _SchemaReader(param)
+def normalize_schema(schema: Any, param: str, *, is_lenient: bool = False) -> dict[str, Any]:
+    """The schema with enforced keywords only. Raises InvalidRequestError(code="invalid_grammar").
+
+    is_lenient: keywords and formats that cannot be enforced are left out, not refused: the text follows the rest
+    """
+    reader = _SchemaReader(param, is_lenient)
     found = reader.read(schema, "#", 0)
     reader.check_references(schema)
     # The compiler wants an object at the top.
@@ -62,8 +65,9 @@ def normalize_schema(schema: Any, param: str) -> dict[str, Any]:
 
 
 class _SchemaReader:
-    def __init__(self, param: str):
+    def __init__(self, param: str, is_lenient: bool):
         self._param = param
+        self._is_lenient = is_lenient
         self._num_schemas = 0
         self._num_enum_values = 0
         self._references: dict[str, str] = {}  # target to the first place that names it
@@ -122,6 +126,8 @@ class _SchemaReader:
             return
         if keyword == "additionalItems" or (keyword in ("uniqueItems", "nullable") and value is False):
             return  # says nothing: there is no list of items; uniqueness or null is not asked for
+        if self._is_lenient:
+            return
         where = f"{path}/{keyword}"
         if keyword == "nullable":
             self._refuse(where, 'the keyword is not supported; write "type": [..., "null"]')
@@ -247,7 +253,7 @@ class _SchemaReader:
             bounds = NUMBER_BOUNDS[value]
             if bounds is not None and schema.get("type") in ("integer", "number"):
                 extra.append({"minimum": bounds[0], "maximum": bounds[1]})
-        elif value not in HINTS:
+        elif value not in HINTS and not self._is_lenient:
             known = ", ".join(sorted(PATTERNS))
             self._refuse(
                 path, f"the format {value!r} is not supported; enforced are {known}; a pattern can take its place"

@@ -70,7 +70,6 @@ class Dialect:
         self.shown_token_ids = find_marker_ids(self.tool_format, special) | {
             special[m] for m in markers if m in special
         }
-        self._has_special_markers = any(marker in special for marker in MARKERS[self.tool_format])
 
     def prepare(
         self, messages: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True
@@ -94,15 +93,11 @@ class Dialect:
         parallel: bool = True,
         *,
         follows_schemas: bool = True,
-        allows_marker_tokens: bool = False,
     ) -> tuple[str, str] | None:
-        """(kind, text) for a GrammarSpec, or None where the answer is free.
+        """(kind, text) for a GrammarSpec, or None where the answer is free. The arguments are those of `tool_grammar`.
 
-        allows_marker_tokens: the compiler takes tokens by id, `<[7]>`. Without it a marker that is a special token can
-            only be written as text, and in "auto" the model must stay free, or it could not open a call at all.
+        Markers that are special tokens are named by their ids: as text they could not be written.
         """
-        if not choice.must_call and self._has_special_markers and not allows_marker_tokens:
-            return None
         starts_inside = self.starts_inside(prompt_token_ids)
         # In "auto" free text comes first anyway; but reasoning that is known to come is no place for calls.
         reasoning = self.reasoning if choice.must_call or starts_inside else None
@@ -112,7 +107,7 @@ class Dialect:
             self.tool_format,
             choice,
             parallel=parallel,
-            marker_ids={marker: special[marker] for marker in markers if marker in special and allows_marker_tokens},
+            marker_ids={marker: special[marker] for marker in markers if marker in special},
             reasoning=reasoning,
             starts_inside_reasoning=starts_inside,
             follows_schemas=follows_schemas,

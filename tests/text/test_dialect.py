@@ -139,10 +139,9 @@ def test_markers_that_are_special_tokens_reach_the_parser() -> None:
     assert IncrementalDetokenizer(tokenizer).push(token_ids).startswith("[{")
     text = IncrementalDetokenizer(tokenizer, shown_token_ids=model.shown_token_ids).push(token_ids)
     assert text == '[TOOL_CALLS][{"name": "now", "arguments": {}}]'
-    # Text cannot be the token: the model has to stay free, unless the compiler takes tokens by id.
+    # Text cannot be the token: the grammar names it by its id.
     strict = check_tool_choice("auto", check_tools([{"type": "function", "function": {"name": "f", "strict": True}}]))
-    assert model.grammar(strict) is None
-    grammar = model.grammar(strict, allows_marker_tokens=True)
+    grammar = model.grammar(strict)
     assert grammar is not None
     assert "<[1]>" in grammar[1]
     assert model.grammar(check_tool_choice("required", TOOLS)) is not None

@@ -22,6 +22,10 @@ from octavo.text.tool_calls.tools import Tool, ToolChoice
 # A weak model that must call goes on calling. Nothing real needs more in one answer.
 MAX_PARALLEL_CALLS = 16
 
+# What a GrammarSpec calls these grammars: calls and nothing else, and calls with free text besides.
+TOOL_CALLS = "tool_calls"
+TEXT_AND_TOOL_CALLS = "text_and_tool_calls"
+
 # The spacing that json.dumps writes, which models were trained on; and no room for endless white space.
 _SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _PLAIN_KEYS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
@@ -39,7 +43,7 @@ def tool_grammar(
     starts_inside_reasoning: bool = False,
     follows_schemas: bool = True,
 ) -> tuple[str, str] | None:
-    """("lark", text), or None where nothing is to be constrained.
+    """(kind, text) for a GrammarSpec, or None where nothing is to be constrained.
 
     That is so for "none", and for "auto" when no tool is strict and calls may be parallel.
     parallel:   False allows one call, and ends with it
@@ -64,7 +68,8 @@ def tool_grammar(
         *rules,
         *writer.shared_rules(),
     ]
-    return "lark", "\n".join(lines) + "\n"
+    kind = TOOL_CALLS if choice.must_call and not thinking else TEXT_AND_TOOL_CALLS
+    return kind, "\n".join(lines) + "\n"
 
 
 class _GrammarWriter:
@@ -262,8 +267,8 @@ def _thinking_rules(writer: _GrammarWriter, reasoning: ReasoningMarkers | None, 
 
 
 def _schema_text(schema: Mapping[str, Any], is_strict: bool) -> str:
-    text = json.dumps({**schema, "x-guidance": {**_SPACING, "lenient": not is_strict}})
-    return text.replace("::=", "\\u003a:=")  # which would look like a grammar in GBNF
+    """On one line. The compiler reads it again: `lenient` tells it to leave out what cannot be enforced."""
+    return json.dumps({**schema, "x-guidance": {**_SPACING, "lenient": not is_strict}})
 
 
 def _literal(text: str) -> str:

@@ -19,7 +19,7 @@ from octavo.structured.vocabulary import vocabulary_of
 from octavo.text.reasoning import FORMATS as REASONING
 from octavo.text.tokenizer import Tokenizer, tokenizer_from_gguf
 from octavo.text.tool_calls.grammar import tool_grammar
-from octavo.text.tool_calls.tools import check_tool_choice, check_tools
+from octavo.text.tool_calls.tools import ToolChoice, check_tool_choice, check_tools
 from octavo.weights.gguf import GGUFFile
 from tests.text.tool_calls.transcripts import FORMATS, parse
 
@@ -181,14 +181,34 @@ def test_nothing_is_constrained_without_need() -> None:
     assert tool_grammar("json", check_tool_choice("auto", free), parallel=False) is not None
 
 
+def make_tool(is_strict: bool, **schema: Any) -> ToolChoice:
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    function = {"name": "f", "strict": is_strict, "parameters": parameters}
+    return check_tool_choice("required", check_tools([{"type": "function", "function": function}]))
+
+
+def test_what_cannot_be_enforced_is_refused_for_a_strict_tool_and_left_out_for_others(
+    factory: TokenGrammarFactory, tokenizer: Tokenizer
+) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    strict, loose = tool_grammar("json", make_tool(True, **schema)), tool_grammar("json", make_tool(False, **schema))
+    assert strict is not None
+    assert loose is not None
+    with pytest.raises(InvalidRequestError, match="uniqueItems"):
+        validate_spec(GrammarSpec(*strict), "tools")
+    validate_spec(GrammarSpec(*loose), "tools")
+    assert find_refusal(factory, tokenizer, GrammarSpec(*loose), '{"name": "f", "arguments": {"a": [1, 1]}}') is None
+    refused = find_refusal(factory, tokenizer, GrammarSpec(*loose), '{"name": "f", "arguments": {"a": "b"}}')
+    assert refused is not None
+    assert refused.lstrip().startswith('"')
+
+
 def test_a_schema_that_cannot_be_compiled_can_be_let_go_for_a_tool_that_is_not_strict() -> None:
-    parameters = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
-    loose = check_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
-    choice = check_tool_choice("required", loose)
+    choice = make_tool(False, type="string", pattern="(?=a)")
     followed, free = tool_grammar("json", choice), tool_grammar("json", choice, follows_schemas=False)
     assert followed is not None
     assert free is not None
-    with pytest.raises(InvalidRequestError, match="not"):
+    with pytest.raises(InvalidRequestError, match="together cannot be used"):
         validate_spec(GrammarSpec(*followed), "tools")
     validate_spec(GrammarSpec(*free), "tools")
 
@@ -208,3 +228,21 @@ def test_what_looks_like_gbnf_in_a_schema_is_data() -> None:
     grammar = tool_grammar("json", check_tool_choice("required", tools))
     assert grammar is not None
     validate_spec(GrammarSpec(*grammar), "tools")
+
+
+def test_a_marker_s_id_is_a_token_and_no_text(factory: TokenGrammarFactory, tokenizer: Tokenizer) -> None:
+    marker = tokenizer.special_tokens["<|im_start|>"]
+    free = make_tool(False, type="integer")
+    grammar = tool_grammar("hermes", free, marker_ids={"<tool_call>": marker})
+    assert grammar is not None
+    validate_spec(GrammarSpec(*grammar), "tools")
+    state = factory(GrammarSpec(*grammar))
+    state.accept(marker)
+    for token_id in tokenizer.encode_plain('\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'):
+        state.accept(token_id)
+    assert state.may_end
+
+
+def test_a_client_s_own_grammar_names_no_tokens() -> None:
+    with pytest.raises(InvalidRequestError, match="angle brackets"):
+        validate_spec(GrammarSpec("lark", "start: <[1]>"))
