@@ -28,16 +28,19 @@ namespace {
 
 PyObject* numpy_empty = nullptr;
 PyObject* numpy_float32 = nullptr;
+PyObject* numpy_int32 = nullptr;
 
-nb::object new_float_array(std::initializer_list<int> shape) {
+nb::object new_array(std::initializer_list<int> shape, PyObject* dtype) {
   nb::object dims = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
   Py_ssize_t axis = 0;
   for (int size : shape) PyTuple_SET_ITEM(dims.ptr(), axis++, PyLong_FromLong(size));
-  PyObject* args[] = {dims.ptr(), numpy_float32};
+  PyObject* args[] = {dims.ptr(), dtype};
   nb::object array = nb::steal(PyObject_Vectorcall(numpy_empty, args, 2, nullptr));
   if (!array.is_valid()) throw nb::python_error();
   return array;
 }
+
+nb::object new_float_array(std::initializer_list<int> shape) { return new_array(shape, numpy_float32); }
 
 // `run_rows`, other Python threads running meanwhile where it is worth it.
 template <class Function>
@@ -311,22 +314,27 @@ class Engine {
     return array;
   }
 
-  // penalties: None or 7 arrays in the order of PenaltyRows; banned, allowed: None or 2 arrays; bias: None or 3;
-  // results: the 4 of SampledRows
-  void sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
-              nb::handle random, nb::handle num_logprobs, nb::handle penalties, nb::handle banned, nb::handle allowed,
-              nb::handle bias, nb::handle token_ids, nb::handle logprobs, nb::handle top_ids, nb::handle top_logprobs) {
+  // penalties: None or 7 arrays in the order of PenaltyRows; banned, allowed: None or 2 arrays; bias: None or 3.
+  // Returns the 4 arrays of SampledRows.
+  nb::tuple sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+                   nb::handle random, nb::handle num_logprobs, nb::handle penalties, nb::handle banned,
+                   nb::handle allowed, nb::handle bias) {
     const View x(logits, "logits", Type::float32, 2, 1, true);
     const int num_rows = x.shape(0), vocab_size = x.shape(1);
     const View a(temperature, "temperature", Type::float32, 1, 1), b(top_k, "top_k", Type::int32, 1, 1);
     const View c(top_p, "top_p", Type::float32, 1, 1), d(min_p, "min_p", Type::float32, 1, 1);
     const View e(random, "random", Type::float64, 1, 1), f(num_logprobs, "num_logprobs", Type::int32, 1, 1);
+    for (const View* view : {&a, &b, &c, &d, &e, &f}) view->expect(0, num_rows);
+    if (vocab_size == 0) refuse("logits have no columns");
+    int width = 0;
+    for (int row = 0; row < num_rows; ++row) {
+      if (f.as<int32_t>()[row] > width) width = f.as<int32_t>()[row];
+    }
+    const nb::object token_ids = new_array({num_rows}, numpy_int32), logprobs = new_float_array({num_rows});
+    const nb::object top_ids = new_array({num_rows, width}, numpy_int32), top_logprobs = new_float_array({num_rows, width});
     const View ids(token_ids, "token_ids", Type::int32, 1, 1, true), lps(logprobs, "logprobs", Type::float32, 1, 1, true);
     const View best(top_ids, "top_ids", Type::int32, 2, 2, true);
     const View best_lps(top_logprobs, "top_logprobs", Type::float32, 2, 2, true);
-    for (const View* view : {&a, &b, &c, &d, &e, &f, &ids, &lps, &best, &best_lps}) view->expect(0, num_rows);
-    best_lps.expect(1, best.shape(1));
-    if (vocab_size == 0) refuse("logits have no columns");
 
     SampleCall call{};
     call.logits = x.as<float>();
@@ -423,6 +431,7 @@ class Engine {
       }
     }
     require_memory(has_memory);
+    return nb::make_tuple(token_ids, logprobs, top_ids, top_logprobs);
   }
 
  private:
@@ -467,6 +476,7 @@ NB_MODULE(_cpu, module) {
   const nb::module_ numpy = nb::module_::import_("numpy");
   numpy_empty = nb::object(numpy.attr("empty")).release().ptr();
   numpy_float32 = nb::object(numpy.attr("dtype")("float32")).release().ptr();
+  numpy_int32 = nb::object(numpy.attr("dtype")("int32")).release().ptr();
 
   module.def("runnable_isas", &runnable_isas);
   register_machine_peak(module);
@@ -511,6 +521,5 @@ NB_MODULE(_cpu, module) {
       .def("take_rows", &Engine::take_rows)
       .def("sample", &Engine::sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
            nb::arg("min_p"), nb::arg("random"), nb::arg("num_logprobs"), nb::arg("penalties").none(),
-           nb::arg("banned").none(), nb::arg("allowed").none(), nb::arg("bias").none(), nb::arg("token_ids"),
-           nb::arg("logprobs"), nb::arg("top_ids"), nb::arg("top_logprobs"));
+           nb::arg("banned").none(), nb::arg("allowed").none(), nb::arg("bias").none());
 }

@@ -100,16 +100,23 @@ void apply_mask(const uint32_t* mask, float* x, int size) {
   }
 }
 
-void apply_settings(const SampleCall& call, int row, float* x) {
+// Returns whether any was the row's.
+bool apply_settings(const SampleCall& call, int row, float* x) {
+  bool is_any = false;
   for (int i = 0; i < call.num_banned; ++i) {
-    if (call.banned_rows[i] == row) x[call.banned_tokens[i]] = kMinusInfinity;
+    if (call.banned_rows[i] != row) continue;
+    x[call.banned_tokens[i]] = kMinusInfinity;
+    is_any = true;
   }
   const ptrdiff_t num_words = (call.vocab_size + 31) / 32;
   for (int i = 0; i < call.num_allowed; ++i) {
-    if (call.allowed_rows[i] == row) apply_mask(call.allowed + i * num_words, x, call.vocab_size);
+    if (call.allowed_rows[i] != row) continue;
+    apply_mask(call.allowed + i * num_words, x, call.vocab_size);
+    is_any = true;
   }
   for (int p = 0; p < call.num_penalty_rows; ++p) {
     if (call.penalty_rows[p] != row) continue;
+    is_any = true;
     for (int i = call.penalty_start[p]; i < call.penalty_start[p + 1]; ++i) {
       float& value = x[call.penalty_tokens[i]];
       const float count = static_cast<float>(call.penalty_counts[i]);
@@ -118,8 +125,11 @@ void apply_settings(const SampleCall& call, int row, float* x) {
     }
   }
   for (int i = 0; i < call.num_bias; ++i) {
-    if (call.bias_rows[i] == row) x[call.bias_tokens[i]] += call.bias[i];
+    if (call.bias_rows[i] != row) continue;
+    x[call.bias_tokens[i]] += call.bias[i];
+    is_any = true;
   }
+  return is_any;
 }
 
 inline uint64_t key_of(float weight, int id) {
@@ -303,8 +313,7 @@ void sample_row(const SampleCall& call, int row, void* scratch) {
   const bool is_wanted = num_logprobs >= 0;
   if (is_wanted) __builtin_memcpy(raw, x, static_cast<size_t>(size) * 4);
 
-  apply_settings(call, row, x);
-  const float largest = largest_of(x, size);
+  const float largest = apply_settings(call, row, x) ? largest_of(x, size) : raw_largest;
   if (!(largest > kMinusInfinity)) return;
 
   int token_id;

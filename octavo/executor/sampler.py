@@ -7,10 +7,12 @@ the same tokens alone, in a crowd, or after a preemption. The drawing itself is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 import numpy as np
 
 from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
 from octavo.errors import RequestFailedError
 from octavo.ops.interface import Array, Ops, PenaltyRows, SampledRows, SamplingBatch
 
@@ -21,8 +23,16 @@ def random_numbers(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray
     """[R] float64, uniform in [0, 1): 53 bits of mix(mix(seed) xor position). The numbers are part of what a seed means
     to users, so this function must never change. Any integer is a seed; it counts modulo 2^64.
     """
-    seed = np.array([seed & _MASK for seed in seeds], np.uint64)
-    bits = _mix(_mix(seed) ^ np.array(positions, np.uint64))
+    return _draw_at(mix_seeds(seeds), positions)
+
+
+def mix_seeds(seeds: Sequence[int]) -> np.ndarray:
+    """[R] uint64, the half of `random_numbers` that does not depend on the position."""
+    return _mix(np.array([seed & _MASK for seed in seeds], np.uint64))
+
+
+def _draw_at(mixed_seeds: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+    bits = _mix(mixed_seeds ^ np.array(positions, np.uint64))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -81,9 +91,36 @@ class TokenCounts:
         return self._counts[: len(self._index_of)]
 
 
+class RowSettings:
+    """What stays the same of a step's rows as long as the same sequences are sampled."""
+
+    def __init__(self, settings: list[SamplingParams], seeds: list[int]):
+        self.settings, self.seeds = settings, seeds
+        self.temperature = np.array([params.temperature for params in settings], np.float32)
+        self.top_k = np.array([params.top_k for params in settings], np.int32)
+        self.top_p = np.array([params.top_p for params in settings], np.float32)
+        self.min_p = np.array([params.min_p for params in settings], np.float32)
+        num_logprobs = [-1 if params.logprobs is None else params.logprobs for params in settings]
+        self.num_logprobs = np.array(num_logprobs, np.int32)
+        self.mixed_seeds = mix_seeds(seeds)
+        self.is_greedy = all(params.is_greedy for params in settings)
+        self.no_random = np.zeros(len(settings))
+        self.has_penalties = any(_has_penalties(params) for params in settings)
+        self.has_bias = any(params.logit_bias for params in settings)
+        self.has_allowed = any(params.allowed_token_ids is not None for params in settings)
+        self.has_bad_words = any(params.bad_words_token_ids for params in settings)
+        self.has_masks = self.has_allowed
+
+    def draw(self, sampling: Sequence[ScheduledSequence]) -> np.ndarray:
+        if self.is_greedy:
+            return self.no_random  # nobody reads them
+        return _draw_at(self.mixed_seeds, [_position_of_next(sequence) for sequence in sampling])
+
+
 class Sampler:
     def __init__(self, ops: Ops):
         self._ops = ops
+        self._rows = RowSettings([], [])
         self._counts: dict[int, TokenCounts] = {}
         self._allowed: dict[int, np.ndarray] = {}  # the masks of allowed_token_ids
         self._masks = np.empty((0, 0), np.int32)  # of the last step, as large as any before
@@ -147,23 +184,33 @@ class Sampler:
     ) -> tuple[SamplingBatch, dict[int, str]]:
         """The settings of the rows, as NumPy arrays with the interface's dtypes; and for each sequence whose grammar
         cannot go on, its seq_id with a sentence."""
-        allowed, failures = self._write_masks(sampling, vocab_size)
-        settings = [sequence.sampling_params for sequence in sampling]
+        rows = self._find_rows(sampling)
+        allowed, failures = self._write_masks(sampling, vocab_size) if rows.has_masks else (None, {})
         batch = SamplingBatch(
-            temperature=np.array([params.temperature for params in settings], np.float32),
-            top_k=np.array([params.top_k for params in settings], np.int32),
-            top_p=np.array([params.top_p for params in settings], np.float32),
-            min_p=np.array([params.min_p for params in settings], np.float32),
-            random=_draw(sampling),
-            num_logprobs=np.array(
-                [-1 if params.logprobs is None else params.logprobs for params in settings], np.int32
-            ),
-            penalties=self._build_penalties(sampling),
-            banned=_build_banned(sampling),
+            temperature=rows.temperature,
+            top_k=rows.top_k,
+            top_p=rows.top_p,
+            min_p=rows.min_p,
+            random=rows.draw(sampling),
+            num_logprobs=rows.num_logprobs,
+            penalties=self._build_penalties(sampling) if rows.has_penalties else None,
+            banned=_build_banned(sampling) if rows.has_bad_words or _any_banned(sampling) else None,
             allowed=allowed,
-            bias=_build_bias(sampling),
+            bias=_build_bias(sampling) if rows.has_bias else None,
         )
         return batch, failures
+
+    def _find_rows(self, sampling: Sequence[ScheduledSequence]) -> RowSettings:
+        """Of the last step, when the same sequences are sampled again: converting them costs more than a draw."""
+        settings = [sequence.sampling_params for sequence in sampling]
+        seeds = [sequence.seed for sequence in sampling]
+        rows = self._rows
+        is_same = len(rows.settings) == len(settings) and rows.seeds == seeds and all(map(is_, rows.settings, settings))
+        if not is_same:
+            rows = self._rows = RowSettings(settings, seeds)
+        # A grammar is a sequence's, not of its parameters.
+        rows.has_masks = rows.has_allowed or any(sequence.grammar is not None for sequence in sampling)
+        return rows
 
     def _write_masks(
         self, sampling: Sequence[ScheduledSequence], vocab_size: int
@@ -214,13 +261,7 @@ class Sampler:
         return found
 
     def _build_penalties(self, sampling: Sequence[ScheduledSequence]) -> PenaltyRows | None:
-        rows = [
-            row
-            for row, sequence in enumerate(sampling)
-            if sequence.sampling_params.repetition_penalty != 1.0
-            or sequence.sampling_params.presence_penalty != 0.0
-            or sequence.sampling_params.frequency_penalty != 0.0
-        ]
+        rows = [row for row, sequence in enumerate(sampling) if _has_penalties(sequence.sampling_params)]
         if not rows:
             return None
         counts = [self._update_counts(sampling[row]) for row in rows]
@@ -246,14 +287,6 @@ class Sampler:
         return counts
 
 
-def _draw(sampling: Sequence[ScheduledSequence]) -> np.ndarray:
-    if all(sequence.sampling_params.is_greedy for sequence in sampling):
-        return np.zeros(len(sampling))  # nobody reads them
-    return random_numbers(
-        [sequence.seed for sequence in sampling], [_position_of_next(sequence) for sequence in sampling]
-    )
-
-
 def _position_of_next(sequence: ScheduledSequence) -> int:
     """The position that the sampled token will have."""
     return sequence.num_computed_tokens + sequence.num_scheduled_tokens
@@ -270,6 +303,10 @@ def _exclude(mask: np.ndarray, token_ids: Sequence[int]) -> None:
     if not mask.any():
         for index, word in kept.items():
             words[index] = word
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 def _has_mask(sequence: ScheduledSequence) -> bool:
@@ -289,6 +326,10 @@ def _find_bad_ends(sequence: ScheduledSequence) -> list[int]:
         if start >= sequence.num_prompt_tokens and list(token_ids[start:end]) == head:
             found.append(last)
     return found
+
+
+def _any_banned(sampling: Sequence[ScheduledSequence]) -> bool:
+    return any(sequence.banned_token_ids for sequence in sampling)
 
 
 def _build_banned(sampling: Sequence[ScheduledSequence]) -> tuple[np.ndarray, np.ndarray] | None:

@@ -207,16 +207,8 @@ class CpuOps:
     def sample(self, logits: np.ndarray, batch: SamplingBatch) -> SampledRows:
         """As the interface says. top_p counts the probabilities that top_k left, renormalized; an infinite logit
         counts as a broken row, like a NaN. Probabilities are float32, their sums float64."""
-        num_rows = len(logits)
-        width = max(0, int(batch.num_logprobs.max(initial=0)))
-        result = SampledRows(
-            token_ids=np.empty(num_rows, np.int32),
-            logprobs=np.empty(num_rows, np.float32),
-            top_ids=np.empty((num_rows, width), np.int32),
-            top_logprobs=np.empty((num_rows, width), np.float32),
-        )
         penalties = batch.penalties
-        self._engine.sample(
+        token_ids, logprobs, top_ids, top_logprobs = self._engine.sample(
             logits,
             batch.temperature,
             batch.top_k,
@@ -238,12 +230,8 @@ class CpuOps:
             batch.banned,
             batch.allowed,
             batch.bias,
-            result.token_ids,
-            result.logprobs,
-            result.top_ids,
-            result.top_logprobs,
         )
-        return result
+        return SampledRows(token_ids=token_ids, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 def _describe(part: WeightData) -> tuple[str, np.ndarray, np.ndarray | None, np.ndarray | None]:
