@@ -36,18 +36,19 @@ class ClientError(OctavoError):
 
     param: the field, in the API's spelling ("max_tokens", "messages[2].content"), or None
     value: what was sent, or None when it must not be shown (keys)
-    code:  a short machine-readable word ("context_length_exceeded", "unknown_field"), or None
+    code:  a short machine-readable word ("context_length_exceeded", "unknown_field"); without one, default_code
     """
 
     status = 400
     error_type = "invalid_request_error"
+    default_code = "invalid_value"
 
     def __init__(self, message: str, *, param: str | None = None, value: Any = None, code: str | None = None):
         super().__init__(message)
         self.message = message
         self.param = param
         self.value = value
-        self.code = code
+        self.code = code or self.default_code
 
 
 class InvalidRequestError(ClientError):
@@ -57,20 +58,24 @@ class InvalidRequestError(ClientError):
 class AuthenticationError(ClientError):
     status = 401
     error_type = "authentication_error"
+    default_code = "invalid_api_key"
 
 
 class ModelNotFoundError(ClientError):
     status = 404
     error_type = "not_found_error"
+    default_code = "model_not_found"
 
 
 class RequestTooLargeError(ClientError):
     status = 413
+    default_code = "request_too_large"
 
 
 class OverloadedError(ClientError):
     status = 429
     error_type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
 
 
 class ServerError(OctavoError):

@@ -127,6 +127,7 @@ def serve(
     shutdown_timeout: http.ShutdownTimeoutOption = DEFAULT_SHUTDOWN_TIMEOUT_S,
     access_log: http.AccessLogOption = False,
     metrics_prefix: http.MetricsPrefixOption = "octavo",
+    lenient: http.LenientOption = False,
     config: Annotated[
         MaybeStr,
         typer.Option(
@@ -210,6 +211,7 @@ def serve(
         shutdown_timeout_s=http.check_seconds("--shutdown-timeout", shutdown_timeout, is_zero_allowed=True),
         access_log=access_log,
         metrics_prefix=http.clean_metrics_prefix(metrics_prefix),
+        is_lenient=lenient,
     )
     raise typer.Exit(run_server(engine_args, settings))
 

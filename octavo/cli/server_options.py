@@ -84,6 +84,16 @@ MetricsPrefixOption = Annotated[
         rich_help_panel=SERVER_PANEL,
     ),
 ]
+LenientOption = Annotated[
+    bool,
+    typer.Option(
+        "--lenient/--strict",
+        help="Ignore request fields that are unknown or not supported, and name them in X-Octavo-Ignored-Fields, "
+        "instead of refusing the request. [default: strict]",
+        rich_help_panel=SERVER_PANEL,
+        show_default=False,
+    ),
+]
 ApiKeyOption = Annotated[
     list[str],
     typer.Option(

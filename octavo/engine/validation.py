@@ -99,8 +99,8 @@ def check_prompt(token_ids: Iterable[int], limits: RequestLimits, param: str = "
         )
     if len(checked) >= limits.max_model_len:
         raise InvalidRequestError(
-            f"The {param} has {len(checked)} tokens, but max_model_len is {limits.max_model_len} for prompt and answer "
-            f"together; shorten it by {len(checked) - limits.max_model_len + 1} tokens, to at most "
+            f"The {_has(param)} {len(checked)} tokens, but max_model_len is {limits.max_model_len} for prompt and "
+            f"answer together; shorten it by {len(checked) - limits.max_model_len + 1} tokens, to at most "
             f"{limits.max_model_len - 1}.",
             param=param,
             value=len(checked),
@@ -116,16 +116,16 @@ def resolve_params(
     room = limits.max_model_len - num_prompt_tokens
     if params.max_tokens is not None and params.max_tokens > room:
         raise InvalidRequestError(
-            f"max_tokens is {params.max_tokens}, but the {prompt_param} has {num_prompt_tokens} tokens and "
-            f"max_model_len is {limits.max_model_len}; use at most {room}.",
+            f"max_tokens is {params.max_tokens}, but the {_has(prompt_param)} {num_prompt_tokens} tokens "
+            f"and max_model_len is {limits.max_model_len}; use at most {room}.",
             param="max_tokens",
             value=params.max_tokens,
             code="context_length_exceeded",
         )
     if params.min_tokens > room:
         raise InvalidRequestError(
-            f"min_tokens is {params.min_tokens}, but the {prompt_param} has {num_prompt_tokens} tokens and "
-            f"max_model_len is {limits.max_model_len}; use at most {room}.",
+            f"min_tokens is {params.min_tokens}, but the {_has(prompt_param)} {num_prompt_tokens} tokens "
+            f"and max_model_len is {limits.max_model_len}; use at most {room}.",
             param="min_tokens",
             value=params.min_tokens,
             code="context_length_exceeded",
@@ -140,6 +140,10 @@ def resolve_params(
         max_tokens=room if params.max_tokens is None else params.max_tokens,
         bad_words_token_ids=_encode_bad_words(params.bad_words, limits),
     )
+
+
+def _has(param: str) -> str:
+    return f"{param} {'have' if param == 'messages' else 'has'}"
 
 
 def _check_token_ids(param: str, token_ids: Iterable[int], limits: RequestLimits) -> None:

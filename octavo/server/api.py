@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from octavo.core.interfaces import GrammarSpec
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.beam_search import BeamSearchParams
 from octavo.engine.outputs import CompletionDelta
 
 
@@ -30,9 +31,14 @@ class ModelInfo(Protocol):
 
 
 class TokenTexts(Protocol):
-    """What a logprob entry shows of a token."""
+    """What a logprob entry shows of a token. strips_leading_space: see Tokenizer"""
+
+    @property
+    def strips_leading_space(self) -> bool: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_special(self, token_id: int) -> bool: ...
 
 
 class EngineMetrics(Protocol):
@@ -68,6 +74,24 @@ class ServingEngine(Protocol):
         shown_token_ids: Collection[int] = (),
     ) -> AsyncGenerator[CompletionDelta, None]:
         """Closing or cancelling the stream aborts the request."""
+        ...
+
+    def generate_best(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, best_of: int, **options: Any
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """The params.n likeliest of best_of answers, each in one delta. options: of `generate`"""
+        ...
+
+    def beam_search(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """The likeliest texts, best first, each in one delta."""
         ...
 
     async def prepare_grammar(self, spec: GrammarSpec, param: str = "response_format") -> None:

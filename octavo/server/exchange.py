@@ -49,8 +49,10 @@ class Exchange:
     has_client_left:  before its answer was complete
     """
 
-    def __init__(self, request_id: str):
+    def __init__(self, request_id: str, *, is_chosen: bool = False):
+        """is_chosen: the id is the client's own"""
         self.request_id = request_id
+        self._is_chosen = is_chosen
         self.started_at = time.monotonic()
         self.response_headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
         self.status = 0
@@ -62,6 +64,14 @@ class Exchange:
         self.labels: dict[str, str] = {}
         self.generation: GenerationRecord | None = None
         self.has_client_left = False
+
+    def rename(self, request_id: str) -> None:
+        """The body names the request, too. A header's id, which the log may already have, goes before."""
+        if not self._is_chosen:
+            self.response_headers.remove((b"x-request-id", self.request_id.encode()))
+            self.response_headers.append((b"x-request-id", request_id.encode()))
+            self.request_id = request_id
+            current_request_id.set(request_id)
 
 
 def get_exchange(scope: Scope) -> Exchange:
@@ -82,7 +92,9 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(choose_request_id(find_header(scope, b"x-request-id")))
+        sent = find_header(scope, b"x-request-id")
+        request_id = choose_request_id(sent)
+        exchange = Exchange(request_id, is_chosen=sent == request_id.encode())
         current_request_id.set(exchange.request_id)  # this task is the request's own, so nothing is to be put back
         scope["octavo.exchange"] = exchange
         self._strip_root_path(scope)

@@ -1,135 +1,195 @@
 """Which request fields exist, and what happens to each: one table a kind, read by `protocol`.
 
-Supported fields are the attributes of the request types in `protocol`. Here are the others: fields that change no
-answer and are accepted, and fields that other servers know and we do not support yet, which are refused by name
-unless their value asks for what happens anyway. Whatever is in no table is unknown, and refused with the nearest name.
+Supported fields are the attributes of the request types in `protocol`. Here are the others: labels that change no
+answer and are accepted, and fields that other servers know and we do not support, which are refused by name unless
+their value asks for what happens anyway. Whatever is in no table is unknown, and refused with the nearest name.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from octavo.errors import InvalidRequestError
+from octavo.server.decoding import refuse_value
 
-# Labels for the sender's own bookkeeping. They are accepted, change no answer, and do not come back in it.
-FIELDS_WITHOUT_EFFECT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
+# The sender's own bookkeeping: OpenAI's fields, and what common front ends and proxies (Open WebUI, LibreChat, LiteLLM,
+# LangChain, OpenRouter's clients) send along. Accepted, written to the access log, without effect on the answer, and
+# not in it. Their type: a text; or, where it says so, any object.
+LABEL_FIELDS: dict[str, type] = {
+    "metadata": dict,
+    "user": str,
+    "user_id": str,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "chat_id": str,
+    "session_id": str,
+    "conversation_id": str,
+    "thread_id": str,
+    "message_id": str,
+    "trace_id": str,
+    "litellm_call_id": str,
+    "litellm_session_id": str,
+    "litellm_trace_id": str,
+}
 
-# Field: the values that ask for nothing beyond what we do, and are therefore accepted.
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """accepted: values that ask for nothing beyond what we do. way_out: what to do instead, besides leaving it out."""
+
+    accepted: tuple[Any, ...] = ()
+    way_out: str = ""
+
+
+UNSUPPORTED_FIELDS: dict[str, Unsupported] = {
     # OpenAI
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "prompt_cache_retention": (),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "verbosity": (),
-    "web_search_options": (),
+    "audio": Unsupported(),
+    "echo": Unsupported((False,), "it is a field of /v1/completions"),  # of chats, where vLLM has it
+    "function_call": Unsupported(("none", "auto"), "use tool_choice"),
+    "functions": Unsupported(([],), "use tools"),
+    "modalities": Unsupported((["text"],), "answers are text"),
+    "moderation": Unsupported(),
+    "prediction": Unsupported(),
+    "prompt_cache_retention": Unsupported(("in_memory", "in-memory"), "cached prompts stay while there is room"),
+    "service_tier": Unsupported(("auto", "default"), "there is one tier here; priority is a request's own number"),
+    "store": Unsupported((False,), "this server keeps no answers"),
+    "suffix": Unsupported(("",), "the model goes on from a prompt and fills no gap"),
+    "verbosity": Unsupported(("medium",), "say it in the messages"),
+    "web_search_options": Unsupported(),
     # vLLM
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "detokenize": (True,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
+    "detokenize": Unsupported((True,), "use return_token_ids"),
+    "guided_decoding_backend": Unsupported(("auto", "guidance"), "there is one backend"),
+    "guided_whitespace_pattern": Unsupported(),
+    "kv_transfer_params": Unsupported(),
+    "logits_processors": Unsupported(([],), "use logit_bias"),
+    "mm_processor_kwargs": Unsupported(({},)),
+    "prompt_embeds": Unsupported((), "send token ids"),
+    "structural_tag": Unsupported((), "use structured_outputs"),
+    "vllm_xargs": Unsupported(({},)),
     # llama.cpp and others
-    "cache_prompt": (True,),
-    "dynatemp_range": (0, 0.0),
-    "grammar": ("",),
-    "json_schema": (),
-    "min_keep": (),
-    "mirostat": (0,),
-    "n_predict": (),
-    "n_probs": (0,),
-    "typical_p": (1, 1.0),
+    "cache_prompt": Unsupported((True,), "start the server with --no-enable-prefix-caching, or send a cache_salt"),
+    "dynatemp_range": Unsupported((0, 0.0)),
+    "max_new_tokens": Unsupported((), "use max_tokens"),
+    "min_keep": Unsupported((0,)),
+    "mirostat": Unsupported((0,)),
+    "n_predict": Unsupported((), "use max_tokens"),
+    "n_probs": Unsupported((0,), "use logprobs"),
+    "repeat_penalty": Unsupported((1, 1.0), "use repetition_penalty"),
+    "typical_p": Unsupported((1, 1.0)),
 }
 
-# Fields that ChatRequest has and nobody reads yet: refused like the ones above. Whoever reads one takes it out here.
-PENDING_CHAT_FIELDS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "reasoning_effort": (),
-    "include_reasoning": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "add_special_tokens": (),
-}
+_MAX_SHOWN_NAME_CHARS = 64
+_MAX_HEADER_BYTES = 1024
 
 
-def refuse_pending(fields: dict[str, Any]) -> None:
-    """Raises InvalidRequestError."""
-    for name, accepted in PENDING_CHAT_FIELDS.items():
-        if name in fields and not _is_among(fields[name], accepted):
-            _refuse_unsupported(name, accepted)
+@dataclass(slots=True)
+class FieldReading:
+    """How fields are read, and what was found on the way.
 
-
-def keep_supported(fields: dict[str, Any], supported: Iterable[str], path: str = "") -> dict[str, Any]:
-    """The supported fields that have a value; null counts as absent.
-
-    path: prefix of the names in messages, such as "stream_options."
-    Raises InvalidRequestError for the first field that we do not know or do not support.
+    is_lenient: what we do not know or support is ignored instead of refused (`serve --lenient`)
+    ignored:    their names, with their path
+    labels:     the sender's own words for the access log
     """
-    names = frozenset(supported)
-    kept = {}
-    for name, value in fields.items():
-        if name in names:
-            if value is not None:
-                kept[name] = value
-        elif not path and name in FIELDS_WITHOUT_EFFECT:
-            continue
-        elif not path and name in UNSUPPORTED_FIELDS:
-            if value is not None and not _is_among(value, UNSUPPORTED_FIELDS[name]):
-                _refuse_unsupported(name, UNSUPPORTED_FIELDS[name])
-        else:
-            _refuse_unknown(name, names, path)
-    return kept
+
+    is_lenient: bool = False
+    ignored: list[str] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def make_ignored_header(self) -> bytes:
+        """The names for X-Octavo-Ignored-Fields; what is no plain word is percent-encoded, and what is much is cut."""
+        header = ", ".join(quote(_shorten(name), safe=".[]") for name in self.ignored)
+        return header[:_MAX_HEADER_BYTES].encode("ascii")
+
+    def keep_supported(
+        self, fields: Mapping[str, Any], supported: Iterable[str], *, path: str = "", elsewhere: Mapping[str, str] = {}
+    ) -> dict[str, Any]:
+        """The supported fields that have a value; null counts as absent.
+
+        path:      prefix of the names in messages, such as "stream_options."; below the top there are no labels
+        elsewhere: fields that belong to another endpoint, and to which
+        Raises InvalidRequestError for the first field that we do not know or do not support.
+        """
+        names = frozenset(supported)
+        kept = {}
+        for name, value in fields.items():
+            if name in names:
+                if value is not None:
+                    kept[name] = value
+            elif not path and name in LABEL_FIELDS:
+                self._note_label(name, value)
+            elif not path and name in UNSUPPORTED_FIELDS:
+                if value is not None and not is_among(value, UNSUPPORTED_FIELDS[name].accepted):
+                    self._refuse_or_ignore(name, UNSUPPORTED_FIELDS[name])
+            elif self.is_lenient:
+                self.ignored.append(path + name)
+            elif name in elsewhere:
+                if value is not None:
+                    _refuse_elsewhere(name, elsewhere[name])
+            else:
+                _refuse_unknown(name, names, path)
+        return kept
+
+    def _note_label(self, name: str, value: Any) -> None:
+        if value is None:
+            return
+        kind = LABEL_FIELDS[name]
+        if not isinstance(value, kind):
+            if not self.is_lenient:
+                refuse_value(
+                    name, value, f"it must be {'an object' if kind is dict else 'a string'}", code="invalid_type"
+                )
+            self.ignored.append(name)
+        elif value:
+            self.labels[name] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+    def _refuse_or_ignore(self, name: str, unsupported: Unsupported) -> None:
+        if not self.is_lenient:
+            refuse_unsupported(name, unsupported)
+        self.ignored.append(name)
 
 
-def _is_among(value: Any, accepted: tuple[Any, ...]) -> bool:
+def is_among(value: Any, accepted: tuple[Any, ...]) -> bool:
     # True == 1 in Python, but not in a request.
     return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in accepted)
 
 
-def _refuse_unsupported(name: str, accepted: tuple[Any, ...]) -> None:
+def refuse_unsupported(name: str, unsupported: Unsupported) -> None:
+    """Raises InvalidRequestError."""
     way_out = "leave it out"
-    if accepted:
-        way_out += f", or send {' or '.join(json.dumps(value) for value in accepted)}"
-    raise InvalidRequestError(f"{name} is not supported yet; {way_out}.", param=name, code="unsupported_field")
+    if unsupported.accepted:
+        # 1 and 1.0 are one number to those who read this
+        shown = dict.fromkeys(json.dumps(value) for value in unsupported.accepted if not _is_whole(value))
+        way_out += f", or send {' or '.join(shown)}"
+    why = f": {unsupported.way_out}" if unsupported.way_out else ""
+    raise InvalidRequestError(f"{name} is not supported{why}; {way_out}.", param=name, code="unsupported_field")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def _refuse_elsewhere(name: str, endpoint: str) -> None:
+    raise InvalidRequestError(
+        f"{name} is not a field of this endpoint; send it to {endpoint}.", param=name, code="unknown_field"
+    )
 
 
 def _refuse_unknown(name: str, known: frozenset[str], path: str) -> None:
-    shown = path + (name if len(name) <= 64 else name[:61] + "...")
-    nearest = difflib.get_close_matches(name[:64], sorted(known), n=1, cutoff=0.6)
+    shown = path + _shorten(name)
+    nearest = difflib.get_close_matches(name[:_MAX_SHOWN_NAME_CHARS], sorted(known), n=1, cutoff=0.6)
     hint = f"did you mean {path}{nearest[0]}?" if nearest else f"known here: {', '.join(sorted(known))}."
     raise InvalidRequestError(f"There is no field {shown}; {hint}", param=shown, code="unknown_field")
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= _MAX_SHOWN_NAME_CHARS else name[: _MAX_SHOWN_NAME_CHARS - 3] + "..."
+
+
+def keep_supported(fields: Mapping[str, Any], supported: Iterable[str], path: str = "") -> dict[str, Any]:
+    """Strictly, for who keeps no record of what was ignored. Raises InvalidRequestError."""
+    return FieldReading().keep_supported(fields, supported, path=path)

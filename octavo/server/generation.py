@@ -7,9 +7,11 @@ import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.interfaces import GrammarSpec
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.beam_search import BeamSearchParams
 from octavo.engine.outputs import CompletionDelta
 from octavo.errors import EngineDeadError, RequestFailedError
 from octavo.server.api import ServingEngine
@@ -31,8 +33,10 @@ class Usage:
 
 
 class Generation:
-    """Runs the prompts of one request, n generations each. Choice number = prompt number * n + generation number.
+    """Runs the prompts of one request, n choices each. Choice number = prompt number * n + its number of that prompt.
 
+    prompts:            as token ids
+    num_generations:    what the engine has to make for the choices: best_of may ask for more
     finish_reasons:     of the choices that have ended, in the order of their ends
     queue_time_s:       how long the first of them waited for its turn; None before its first token
     first_token_time_s: from here to the first token
@@ -52,15 +56,25 @@ class Generation:
         grammar: GrammarSpec | None = None,
         grammar_param: str = "response_format",
         shown_token_ids: Collection[int] = (),
+        best_of: int | None = None,
+        beams: BeamSearchParams | None = None,
+        is_scoring_only: bool = False,
     ):
         """grammar:         constrains every choice; grammar_param is the field it came from
         shown_token_ids: special tokens whose text is written out although special tokens are skipped
+        best_of:         generate so many and keep the params.n likeliest
+        beams:           search for the likeliest texts instead of sampling
+        is_scoring_only: the choices stay empty; what the engine must generate all the same is left out
         """
         self.request_id = request_id
         self.params = params
+        self.prompts = prompts
         self.num_choices = len(prompts) * params.n
+        self.num_generations = len(prompts) * max(params.n, best_of or 0)
         self._engine = engine
-        self._prompts = prompts
+        self._best_of = best_of
+        self._beams = beams
+        self._is_scoring_only = is_scoring_only
         self._priority = priority
         self._cache_salt = cache_salt
         self._grammar = grammar
@@ -76,8 +90,8 @@ class Generation:
 
     def validate(self, field: str) -> None:
         """Raises ClientError before anything has been started, for any of the prompts. field: where they came from."""
-        for number, prompt in enumerate(self._prompts):
-            param = field if len(self._prompts) == 1 else f"{field}[{number}]"
+        for number, prompt in enumerate(self.prompts):
+            param = field if len(self.prompts) == 1 else f"{field}[{number}]"
             self._engine.validate(prompt, self.params, prompt_param=param)
 
     async def prepare(self) -> None:
@@ -88,7 +102,7 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Of what has been generated so far."""
-        num_prompt_tokens = sum(len(prompt) for prompt in self._prompts)
+        num_prompt_tokens = sum(len(prompt) for prompt in self.prompts)
         return Usage(num_prompt_tokens, self._num_generated, sum(self._cached_tokens))
 
     async def deltas(self) -> AsyncGenerator[CompletionDelta, None]:
@@ -97,7 +111,7 @@ class Generation:
         Every choice ends with exactly one delta that has a finish reason, or the stream raises: RequestFailedError,
         EngineDeadError, or what the engine raises.
         """
-        streams = [self._open_stream(number) for number in range(len(self._prompts))]
+        streams = [self._open_stream(number) for number in range(len(self.prompts))]
         merged = streams[0] if len(streams) == 1 else _merge(streams)
         async with aclosing(merged) as deltas:
             async for delta in deltas:
@@ -114,24 +128,63 @@ class Generation:
             raise RequestFailedError("The engine ended this request before its answer was complete; try again.")
 
     async def _open_stream(self, prompt_number: int) -> AsyncGenerator[CompletionDelta, None]:
-        only_one = len(self._prompts) == 1
-        request_id = self.request_id if only_one else f"{self.request_id}-{prompt_number}"
-        stream = self._engine.generate(
-            self._prompts[prompt_number],
-            self.params,
-            request_id=request_id,
-            priority=self._priority,
-            cache_salt=self._cache_salt,
-            grammar=self._grammar,
-            shown_token_ids=self._shown_token_ids,
-        )
+        stream = self._ask_engine(prompt_number)
+        if self.params.prompt_logprobs is not None:
+            stream = _put_prompt_logprobs_first(stream)
         async with aclosing(stream) as deltas:
             async for delta in deltas:
+                if self._is_scoring_only:
+                    _empty(delta)
                 if delta.index == 0:
                     cached = max(self._cached_tokens[prompt_number], delta.num_cached_tokens)
                     self._cached_tokens[prompt_number] = cached
                 delta.index += prompt_number * self.params.n
                 yield delta
+
+    def _ask_engine(self, prompt_number: int) -> AsyncGenerator[CompletionDelta, None]:
+        prompt, engine = self.prompts[prompt_number], self._engine
+        only_one = len(self.prompts) == 1
+        request_id = self.request_id if only_one else f"{self.request_id}-{prompt_number}"
+        options: dict[str, Any] = {
+            "request_id": request_id,
+            "priority": self._priority,
+            "cache_salt": self._cache_salt,
+        }
+        if self._beams is not None:
+            return engine.beam_search(prompt, self._beams, **options)
+        options |= {"grammar": self._grammar, "shown_token_ids": self._shown_token_ids}
+        if self._best_of is not None and self._best_of > self.params.n:
+            return engine.generate_best(prompt, self.params, self._best_of, **options)
+        return engine.generate(prompt, self.params, **options)
+
+
+def _empty(delta: CompletionDelta) -> None:
+    """Leave out what was generated; the end stays, as the end of an answer of no tokens."""
+    delta.text, delta.token_ids, delta.logprobs = "", [], []
+    if delta.finish_reason in ("stop", "length"):
+        delta.finish_reason, delta.stop_reason = "length", None
+
+
+async def _put_prompt_logprobs_first(
+    stream: AsyncGenerator[CompletionDelta, None],
+) -> AsyncGenerator[CompletionDelta, None]:
+    """A slow reader may get another choice's delta before the one that has them; every choice may need them."""
+    held: list[CompletionDelta] | None = []
+    async with aclosing(stream) as deltas:
+        async for delta in deltas:
+            if held is None:
+                yield delta
+                continue
+            held.append(delta)
+            if delta.prompt_logprobs is not None or delta.error is not None:
+                held[0].prompt_logprobs = delta.prompt_logprobs
+                if delta is not held[0]:
+                    delta.prompt_logprobs = None
+                for one in held:
+                    yield one
+                held = None
+    for one in held or ():  # a request that failed was never scored
+        yield one
 
 
 def _raise_failure(delta: CompletionDelta) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.server import answer_types as answers
-from octavo.server.fields import FIELDS_WITHOUT_EFFECT, UNSUPPORTED_FIELDS
+from octavo.server.fields import LABEL_FIELDS, UNSUPPORTED_FIELDS
 from octavo.server.protocol import ChatRequest, CompletionRequest
 from octavo.server.settings import ServerSettings
 from octavo.server.tokenize import DetokenizeRequest, TokenizeRequest
@@ -267,12 +267,14 @@ def _complete_request_schema(schema: dict[str, Any]) -> None:
         # null counts as absent, everywhere but where it is required
         if name not in schema.get("required", ()):
             properties[name] = _or_null(note)
-    for name in sorted(FIELDS_WITHOUT_EFFECT):
-        properties.setdefault(name, {"description": "Accepted; changes no answer."})
-    for name, values in sorted(UNSUPPORTED_FIELDS.items()):
+    for name, kind in sorted(LABEL_FIELDS.items()):
+        json_type = "object" if kind is dict else "string"
+        note = {"type": [json_type, "null"], "description": "For the access log; changes no answer."}
+        properties.setdefault(name, note)
+    for name, unsupported in sorted(UNSUPPORTED_FIELDS.items()):
         if name not in properties:
             description = "Not supported; only values that ask for nothing are accepted."
-            properties[name] = {"enum": [None, *values], "description": description}
+            properties[name] = {"enum": [None, *unsupported.accepted], "description": description}
     schema["additionalProperties"] = False
 
 

@@ -1,102 +1,28 @@
 """The API's request types, and how a body becomes one: strictly, with a sentence for whatever is wrong.
 
 A body passes four doors: it is JSON, it is an object, its fields are ones we know and support (`fields`), and their
-types and ranges are right. Nothing is ignored and nothing is guessed.
+types and ranges are right. Nothing is guessed, and nothing is ignored unless the server was started with --lenient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import msgspec
-
-from octavo.core.sampling_params import MAX_LOGPROBS, MAX_N, SamplingParams
+from octavo.core.sampling_params import MAX_LOGIT_BIAS, MAX_N, SamplingParams
 from octavo.errors import InvalidRequestError
-from octavo.server.decoding import convert_fields, decode_json_object, refuse_value
-from octavo.server.fields import keep_supported, refuse_pending
+from octavo.server.decoding import convert_fields, decode_json_object, refuse_value, shorten_json
+from octavo.server.fields import FieldReading
 from octavo.server.messages import check_messages
+from octavo.server.sampling_fields import (
+    MAX_CHOICES,
+    SamplingFields,
+    StreamOptions,
+    check_num_logprobs,
+    check_sampling_fields,
+)
 
-MAX_TEMPERATURE = 2.0  # OpenAI's rule; larger values only make noise
-MAX_STOPS = 64
-MAX_STOP_TOKEN_IDS = 256
-MAX_CHOICES = 1024  # prompts times n, of one request
-_MAX_PRIORITY = 2**31 - 1
 # OpenAI's default of the older endpoint; a chat goes on to the model's window instead.
-_COMPLETION_MAX_TOKENS = 16
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool = False
-    include_obfuscation: bool = False  # padding against an observer of packet sizes: only false is supported
-
-
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What both endpoints share. `n` is per prompt."""
-
-    model: str | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int = 0
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    ignore_eos: bool = False
-    priority: int = 0
-    request_id: str | None = None
-    cache_salt: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-
-    def join_salt(self, key_salt: str) -> str:
-        """The namespace in the prefix cache: of the caller's key, and within it what the request asks for."""
-        return f"{key_salt}/{self.cache_salt}" if self.cache_salt else key_salt
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @contextmanager
-    def own_names(self) -> Iterator[None]:
-        """Errors about max_tokens speak of max_completion_tokens, if that is what was sent."""
-        try:
-            yield
-        except InvalidRequestError as error:
-            name = "max_completion_tokens"
-            if error.param != "max_tokens" or self.max_completion_tokens is None:
-                raise
-            message = error.message.replace("max_tokens", name)
-            raise InvalidRequestError(message, param=name, value=error.value, code=error.code) from None
-
-    def make_sampling_params(self, default_max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Raises InvalidRequestError for what SamplingParams refuses."""
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return SamplingParams(
-            n=self.n,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            max_tokens=default_max_tokens if max_tokens is None else max_tokens,
-            min_tokens=self.min_tokens,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logprobs=logprobs,
-        )
+COMPLETION_MAX_TOKENS = 16
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -105,29 +31,36 @@ class ChatRequest(SamplingFields, kw_only=True):
     messages: list[dict[str, Any]]
     logprobs: bool = False
     top_logprobs: int | None = None
-    # The messages' and tools' side; their shapes are checked by those who read them.
-    tools: Any = None
+    # What `chat_prompt` reads.
+    tools: list[Any] | None = None
     tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
-    include_reasoning: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    documents: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    add_special_tokens: Any = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
 
     @property
     def sampling_params(self) -> SamplingParams:
-        return self.make_sampling_params(None, (self.top_logprobs or 0) if self.logprobs else None)
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.make_sampling_params(None, num_logprobs, self.prompt_logprobs)
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """prompts: one entry a prompt, a text or token ids; made from `prompt`"""
+    """prompts: one entry a prompt, a text or token ids; made from `prompt`
+
+    echo:               the answer begins with the prompt, and so do its logprobs
+    add_special_tokens: BOS and the like before a text; token ids stay as they are
+    """
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -139,91 +72,81 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def sampling_params(self) -> SamplingParams:
-        return self.make_sampling_params(_COMPLETION_MAX_TOKENS, self.logprobs)
+        """An echoed prompt is scored like the answer after it, so `prompt_logprobs` is the larger of both wishes."""
+        wishes = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        num_prompt_logprobs = max((wish for wish in wishes if wish is not None), default=None)
+        return self.make_sampling_params(COMPLETION_MAX_TOKENS, self.logprobs, num_prompt_logprobs)
+
+    @property
+    def echoes_prompt(self) -> bool:
+        return self.echo
 
 
-def decode_chat_request(body: bytes) -> ChatRequest:
+def decode_chat_request(body: bytes, reading: FieldReading | None = None) -> ChatRequest:
     """Raises InvalidRequestError."""
-    fields = _decode_fields(body, ChatRequest, {"prompt": "/v1/completions", "echo": "/v1/completions"})
-    refuse_pending(fields)
+    fields = _decode_fields(body, ChatRequest, {"prompt": "/v1/completions"}, reading or FieldReading())
     if "messages" in fields:
         fields["messages"] = check_messages(fields["messages"])
     request = convert_fields(fields, ChatRequest)
-    _check_shared(request)
+    check_sampling_fields(request)
     if request.top_logprobs is not None:
-        _check_top_logprobs("top_logprobs", request.top_logprobs)
+        check_num_logprobs("top_logprobs", request.top_logprobs)
         if not request.logprobs:
             refuse_value("top_logprobs", request.top_logprobs, "it needs logprobs to be true")
     return request
 
 
-def decode_completion_request(body: bytes) -> CompletionRequest:
+def decode_completion_request(body: bytes, reading: FieldReading | None = None) -> CompletionRequest:
     """Raises InvalidRequestError."""
-    fields = _decode_fields(body, CompletionRequest, {"messages": "/v1/chat/completions"})
+    fields = _decode_fields(body, CompletionRequest, _CHAT_ONLY_FIELDS, reading or FieldReading())
     if isinstance(fields.get("logprobs"), bool):
         hint = "leave it out" if fields["logprobs"] is False else "send the number of alternatives, such as 1"
         refuse_value("logprobs", fields["logprobs"], f"on this endpoint it is an integer; {hint}", code="invalid_type")
     request = convert_fields(fields, CompletionRequest)
-    _check_shared(request)
+    check_sampling_fields(request)
     if request.logprobs is not None:
-        _check_top_logprobs("logprobs", request.logprobs)
+        check_num_logprobs("logprobs", request.logprobs)
     _check_prompt(request)
     return request
 
 
 _Request = TypeVar("_Request", ChatRequest, CompletionRequest)
 
+# Not top_logprobs, which here is logprobs, and whose refusal says so.
+_CHAT_ONLY_FIELDS = {
+    name: "/v1/chat/completions"
+    for name in ChatRequest.__struct_fields__
+    if name not in CompletionRequest.__struct_fields__ and name != "top_logprobs"
+}
 
-def _decode_fields(body: bytes, request_type: type[_Request], elsewhere: dict[str, str]) -> dict[str, Any]:
+
+def _decode_fields(
+    body: bytes, request_type: type[_Request], elsewhere: dict[str, str], reading: FieldReading
+) -> dict[str, Any]:
     """elsewhere: fields that belong to another endpoint, and which."""
     fields = decode_json_object(body)
-    for name, endpoint in elsewhere.items():
-        if fields.get(name) is not None and name not in request_type.__struct_fields__ and name != "echo":
-            raise InvalidRequestError(
-                f"{name} is not a field of this endpoint; send it to {endpoint}.", param=name, code="unknown_field"
-            )
-    kept = keep_supported(fields, request_type.__struct_fields__)
+    kept = reading.keep_supported(fields, request_type.__struct_fields__, elsewhere=elsewhere)
     if isinstance(kept.get("stream_options"), dict):
-        kept["stream_options"] = keep_supported(
+        kept["stream_options"] = reading.keep_supported(
             kept["stream_options"], StreamOptions.__struct_fields__, path="stream_options."
         )
+    _check_logit_bias(kept.get("logit_bias"))
     return kept
 
 
-def _check_shared(request: SamplingFields) -> None:
-    if not 0.0 <= request.temperature <= MAX_TEMPERATURE:
-        refuse_value("temperature", request.temperature, f"it must be between 0 and {MAX_TEMPERATURE:g}")
-    if not isinstance(request.stop, str) and len(request.stop) > MAX_STOPS:
-        refuse_value("stop", f"a list of {len(request.stop)}", f"at most {MAX_STOPS} are taken", show=str)
-    if len(request.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        refuse_value(
-            "stop_token_ids",
-            f"a list of {len(request.stop_token_ids)}",
-            f"at most {MAX_STOP_TOKEN_IDS} are taken",
-            show=str,
-        )
-    if not -_MAX_PRIORITY <= request.priority <= _MAX_PRIORITY:
-        refuse_value("priority", request.priority, f"it must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}")
-    if request.max_completion_tokens is not None and request.max_tokens not in (None, request.max_completion_tokens):
-        refuse_value(
-            "max_completion_tokens",
-            request.max_completion_tokens,
-            f"max_tokens is {request.max_tokens}; they mean the same, send one of them",
-        )
-    if request.stream_options is not None:
-        if not request.stream:
-            refuse_value("stream_options", "set", "it needs stream to be true", show=str)
-        if request.stream_options.include_obfuscation:
-            raise InvalidRequestError(
-                "stream_options.include_obfuscation is not supported; leave it out, or send false.",
-                param="stream_options.include_obfuscation",
-                code="unsupported_field",
-            )
-
-
-def _check_top_logprobs(param: str, value: int) -> None:
-    if not 0 <= value <= MAX_LOGPROBS:
-        refuse_value(param, value, f"it must be between 0 and {MAX_LOGPROBS}")
+def _check_logit_bias(value: Any) -> None:
+    """Its keys are no fields, so the general check could not name one. Raises InvalidRequestError."""
+    if not isinstance(value, dict):
+        return
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit()):
+            rule = 'its keys must be token ids, as in {"50": -100}'
+            refuse_value("logit_bias", f"an object with the key {shorten_json(key)}", rule, show=str)
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            refuse_value(f"logit_bias.{key[:20]}", bias, "it must be a number", code="invalid_type")
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            rule = f"it must be between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}"
+            refuse_value(f"logit_bias.{key[:20]}", bias, rule)
 
 
 def _check_prompt(request: CompletionRequest) -> None:
@@ -243,11 +166,12 @@ def _check_prompt(request: CompletionRequest) -> None:
                 raise InvalidRequestError(
                     f"prompt[{index}] is empty; send at least one character or token.", param=f"prompt[{index}]"
                 )
-    num_choices = len(request.prompts) * request.n
+    num_choices = len(request.prompts) * request.num_generations
     # An n that is wrong by itself is told by SamplingParams.
     if request.n <= MAX_N and num_choices > MAX_CHOICES:
+        name = "n" if request.num_generations == request.n else "best_of"
         raise InvalidRequestError(
-            f"{len(request.prompts)} prompts with n = {request.n} make {num_choices} choices; "
+            f"{len(request.prompts)} prompts with {name} = {request.num_generations} make {num_choices} choices; "
             f"one request may ask for {MAX_CHOICES}. Send several requests.",
             param="prompt",
         )

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 MAX_REQUEST_ID_CHARS = 128
 # What needs no quoting in a log, a shell or a URL.
-_SANE = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,%d}" % MAX_REQUEST_ID_CHARS)
+_SANE = re.compile(rf"[A-Za-z0-9._:@/+=-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 
 # Of the request that the running task works for; "" outside of one.
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
@@ -17,9 +17,13 @@ current_request_id: ContextVar[str] = ContextVar("current_request_id", default="
 
 def choose_request_id(sent: bytes | None) -> str:
     """sent: the header X-Request-Id. What is not sane is replaced: the client sees by the answer's header."""
-    if sent is not None and _SANE.fullmatch(sent):
-        return sent.decode("ascii")
+    if sent is not None and is_sane(text := sent.decode("latin-1")):
+        return text
     return make_request_id()
+
+
+def is_sane(request_id: str) -> bool:
+    return _SANE.fullmatch(request_id) is not None
 
 
 def make_request_id() -> str:

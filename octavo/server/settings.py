@@ -38,6 +38,11 @@ class ServerSettings:
     health_timeout_s:   how long /health waits for the engine
     shutdown_timeout_s: how long requests may go on after SIGTERM
     metrics_prefix:     before the names of the engine's metrics
+    chat_template:      jinja source in place of the model's own
+    trust_request_chat_template: let requests bring their own
+    tool_call_parser:   how the model writes calls; None finds it in the template
+    reasoning_parser:   which markers enclose its reasoning; None finds them in the template, "none" turns it off
+    is_lenient:         ignore request fields that we do not know or support, and tell which, instead of refusing them
     """
 
     host: str = "127.0.0.1"
@@ -54,3 +59,8 @@ class ServerSettings:
     shutdown_timeout_s: float = DEFAULT_SHUTDOWN_TIMEOUT_S
     access_log: bool = False
     metrics_prefix: str = "octavo:"
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    is_lenient: bool = False

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
 
 from octavo.core.interfaces import GrammarSpec, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.beam_search import BeamSearchParams
+from octavo.engine.best_of import BestOf, widen_params
 from octavo.engine.outputs import CompletionDelta
 from octavo.errors import EngineDeadError, InvalidRequestError
 from octavo.structured.compile import validate_spec
@@ -117,6 +120,7 @@ class FakeEngine:
         self.metrics = FakeMetrics()
         self.calls: list[Call] = []
         self.prepared: list[GrammarSpec] = []
+        self.beam_searches: list[BeamSearchParams] = []
         self.aborted = asyncio.Event()
         self.waiting = asyncio.Event()
         self.drained_with: list[float] = []
@@ -170,6 +174,25 @@ class FakeEngine:
         """The real check, without the vocabulary."""
         validate_spec(spec, param)
         self.prepared.append(spec)
+
+    async def generate_best(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, best_of: int, **options: Any
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """The real choice among what the script says."""
+        best = BestOf(params)
+        async for delta in self.generate(prompt_token_ids, widen_params(params, best_of), **options):
+            best.push(delta)
+        for delta in best.pick():
+            yield delta
+
+    async def beam_search(
+        self, prompt_token_ids: Sequence[int], params: BeamSearchParams, **options: Any
+    ) -> AsyncGenerator[CompletionDelta, None]:
+        """As many beams as the script has generations."""
+        self.beam_searches.append(params)
+        sampling = SamplingParams(n=params.beam_width, max_tokens=params.max_tokens)
+        async for delta in self.generate(prompt_token_ids, sampling, **options):
+            yield delta
 
     def count_queued(self, num_more: int) -> int:
         return self.num_queued + num_more - 1

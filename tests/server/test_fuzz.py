@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequestError
-from octavo.server.fields import FIELDS_WITHOUT_EFFECT, UNSUPPORTED_FIELDS
+from octavo.server.fields import LABEL_FIELDS, UNSUPPORTED_FIELDS
 from octavo.server.protocol import ChatRequest, CompletionRequest, decode_chat_request, decode_completion_request
 
 NAMES = sorted(
-    {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *UNSUPPORTED_FIELDS, *FIELDS_WITHOUT_EFFECT}
+    {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *UNSUPPORTED_FIELDS, *LABEL_FIELDS}
 )
 NESTED_NAMES = st.sampled_from(
     ["role", "content", "type", "text", "tool_calls", "function", "arguments", "name", "include_usage", "image_url"]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidRequestError
-from octavo.server.fields import FIELDS_WITHOUT_EFFECT, UNSUPPORTED_FIELDS
+from octavo.server.constraint import find_constraint
+from octavo.server.fields import LABEL_FIELDS, PENDING_CHAT_FIELDS, UNSUPPORTED_FIELDS
 from octavo.server.protocol import ChatRequest, CompletionRequest, decode_chat_request, decode_completion_request
 
 HI = [{"role": "user", "content": "hi"}]
@@ -17,8 +18,15 @@ HI = [{"role": "user", "content": "hi"}]
 def refusal(body: dict[str, Any] | bytes, is_chat: bool = True) -> InvalidRequestError:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     decode = decode_chat_request if is_chat else decode_completion_request
-    with pytest.raises(InvalidRequestError) as caught, (request := decode(raw)).own_names():
-        _ = request.sampling_params
+
+    def read() -> None:
+        request = decode(raw)
+        with request.own_names():
+            _ = request.sampling_params
+        find_constraint(request)
+
+    with pytest.raises(InvalidRequestError) as caught:
+        read()
     return caught.value
 
 
@@ -66,7 +74,7 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
         ({"min_p": -1}, "min_p", ["-1"]),
         ({"seed": 2**70}, "seed", [str(2**70)]),
         ({"seed": "1"}, "seed", ["an integer"]),
-        ({"max_tokens": 0}, "max_tokens", ["0", "between 1 and"]),
+        ({"max_tokens": 0}, "max_tokens", ["0", "at least 1", "echo"]),
         ({"max_tokens": -1}, "max_tokens", ["-1"]),
         ({"max_tokens": False}, "max_tokens", ["false", "an integer"]),
         ({"max_tokens": 10**30}, "max_tokens", [str(10**30)]),
@@ -95,6 +103,64 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
         ({"model": 5}, "model", ["5", "a string"]),
         ({"temprature": 1}, "temprature", ["did you mean temperature?"]),
         ({"xyzzy": None}, "xyzzy", ["xyzzy"]),
+        ({"user": 5}, "user", ["5", "a string"]),
+        ({"metadata": "x"}, "metadata", ["an object"]),
+        ({"best_of": 0}, "best_of", ["0", "n, which is 1"]),
+        ({"best_of": 2, "n": 3}, "best_of", ["2", "n, which is 3"]),
+        ({"best_of": 129}, "best_of", ["129", "128"]),
+        ({"best_of": 2, "stream": True}, "best_of", ["stream false"]),
+        ({"logit_bias": []}, "logit_bias", ["an object"]),
+        ({"logit_bias": {"x": 1}}, "logit_bias", ['"x"', "token ids"]),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", ['"-1"', "token ids"]),
+        ({"logit_bias": {"5": "1"}}, "logit_bias.5", ['"1"', "a number"]),
+        ({"logit_bias": {"5": True}}, "logit_bias.5", ["true", "a number"]),
+        ({"logit_bias": {"5": None}}, "logit_bias.5", ["null", "a number"]),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", ["101", "between -100 and 100"]),
+        ({"logit_bias": {"5": 10**30}}, "logit_bias.5", ["between -100 and 100"]),
+        ({"logit_bias": {"9" * 30: 1}}, "logit_bias", ["token ids"]),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", ["1025", "1024"]),
+        ({"allowed_token_ids": []}, "allowed_token_ids", ["at least one"]),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids", ["-1"]),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids[0]", ["an integer"]),
+        ({"bad_words": "x"}, "bad_words", ["a list"]),
+        ({"bad_words": [" "]}, "bad_words", ["empty"]),
+        ({"bad_words": ["x"] * 257}, "bad_words", ["257", "256"]),
+        ({"stop": "x" * 1025}, "stop", ["1025", "1024"]),
+        ({"use_beam_search": 1}, "use_beam_search", ["true or false"]),
+        ({"use_beam_search": True, "n": 11}, "n", ["11", "10"]),
+        ({"use_beam_search": True, "top_p": 0.5}, "top_p", ["use_beam_search"]),
+        ({"use_beam_search": True, "stop": ["x"]}, "stop", ["use_beam_search"]),
+        ({"use_beam_search": True, "json_schema": {"type": "object"}}, "json_schema", ["use_beam_search"]),
+        ({"length_penalty": 2}, "length_penalty", ["use_beam_search"]),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", ["-1", "20"]),
+        ({"prompt_logprobs": True}, "prompt_logprobs", ["true", "an integer"]),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", ["0", "-1"]),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ["-2", "-1"]),
+        ({"request_id": ""}, "request_id", ['""', "128"]),
+        ({"request_id": "a b"}, "request_id", ["a b"]),
+        ({"cache_salt": ""}, "cache_salt", ["0 characters"]),
+        ({"cache_salt": "x" * 257}, "cache_salt", ["257", "256"]),
+        ({"return_token_ids": "yes"}, "return_token_ids", ["true or false"]),
+        ({"max_tokens": 0, "return_token_ids": True}, "max_tokens", ["prompt_logprobs"]),
+        ({"service_tier": "flex"}, "service_tier", ["one tier", '"auto" or "default"']),
+        ({"store": True}, "store", ["keeps no answers", "false"]),
+        ({"n_predict": 5}, "n_predict", ["use max_tokens"]),
+        ({"stream_options": {}}, "stream_options", ["stream"]),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
+            "stream_options.continuous_usage_stats",
+            ["true or false"],
+        ),
+        ({"response_format": "json"}, "response_format", ["an object"]),
+        ({"response_format": {"type": "json"}}, "response_format.type", ["json_object"]),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", ["missing"]),
+        ({"structured_outputs": {}}, "structured_outputs", ["exactly one"]),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", ["regex and choice"]),
+        ({"guided_choice": []}, "guided_choice", ["not empty"]),
+        ({"guided_regex": 5}, "guided_regex", ["a string"]),
+        ({"grammar": 5}, "grammar", ["a string"]),
+        ({"json_schema": 5}, "json_schema", ["an object or a boolean"]),
+        ({"guided_regex": "a", "json_schema": {"type": "null"}}, "json_schema", ["guided_regex and json_schema"]),
         ({"Temperature": 1}, "Temperature", ["did you mean temperature?"]),
     ],
     ids=str,
@@ -104,6 +170,7 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], param: str, word
     body = {**({"messages": HI} if is_chat else {"prompt": "x"}), **fields}
     error = refusal(body, is_chat)
     assert error.param == param
+    assert error.code
     for word in words:
         assert word in error.message
     assert error.message.endswith((".", "?"))
@@ -113,27 +180,29 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], param: str, word
 def test_a_field_we_do_not_support_is_refused_unless_it_asks_for_nothing(name: str) -> None:
     error = refusal({"messages": HI, name: "something else"})
     assert (error.param, error.code) == (name, "unsupported_field")
-    assert "not supported yet" in error.message
-    for neutral in (None, *UNSUPPORTED_FIELDS[name]):
+    assert "not supported" in error.message
+    assert "leave it out" in error.message
+    for neutral in (None, *UNSUPPORTED_FIELDS[name].accepted):
         decode_chat_request(json.dumps({"messages": HI, name: neutral}).encode())
 
 
 def test_the_tables_do_not_contradict_the_types() -> None:
     supported = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-    assert not supported & UNSUPPORTED_FIELDS.keys()
-    assert not supported & FIELDS_WITHOUT_EFFECT
-    assert not FIELDS_WITHOUT_EFFECT & UNSUPPORTED_FIELDS.keys()
+    assert supported & UNSUPPORTED_FIELDS.keys() == {"echo"}  # of completions only
+    assert not supported & LABEL_FIELDS.keys()
+    assert not LABEL_FIELDS.keys() & UNSUPPORTED_FIELDS.keys()
+    assert PENDING_CHAT_FIELDS.keys() <= set(ChatRequest.__struct_fields__)
 
 
 def test_true_is_not_one() -> None:
     assert refusal({"prompt": "x", "best_of": True}, is_chat=False).param == "best_of"
+    assert refusal({"prompt": "x", "typical_p": True}, is_chat=False).param == "typical_p"
 
 
 def test_a_bad_response_format_is_the_clients_fault() -> None:
     """H29."""
-    assert (
-        refusal({"messages": HI, "response_format": {"type": "json_schema", "schema": {}}}).param == "response_format"
-    )
+    error = refusal({"messages": HI, "response_format": {"type": "json_schema", "schema": {}}})
+    assert (error.param, error.code) == ("response_format.json_schema", "invalid_grammar")
 
 
 def test_null_counts_as_absent() -> None:
@@ -187,9 +256,12 @@ def test_a_bad_chat(fields: dict[str, Any], param: str, words: list[str]) -> Non
         ({"prompt": "x", "logprobs": True}, "logprobs", ["true", "integer"]),
         ({"prompt": "x", "logprobs": 21}, "logprobs", ["21", "20"]),
         ({"prompt": "x", "top_logprobs": 2}, "top_logprobs", ["logprobs?"]),
-        ({"prompt": "x", "echo": True}, "echo", ["not supported yet"]),
-        ({"prompt": "x", "suffix": "y"}, "suffix", ["not supported yet"]),
-        ({"prompt": "x", "best_of": 2}, "best_of", ["not supported yet"]),
+        ({"prompt": "x", "suffix": "y"}, "suffix", ["not supported", "fills no gap"]),
+        ({"prompt": "x", "tools": [{}]}, "tools", ["/v1/chat/completions"]),
+        ({"prompt": ["a"] * 100, "best_of": 128}, "prompt", ["best_of", "12800", "1024"]),
+        ({"prompt": "x", "echo": 1}, "echo", ["1", "true or false"]),
+        ({"prompt": "x", "echo": True, "use_beam_search": True}, "echo", ["use_beam_search"]),
+        ({"prompt": "x", "echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens", ["1", "0"]),
     ],
     ids=lambda value: str(value)[:60],
 )

@@ -68,7 +68,7 @@ async def test_there_and_back(serving: Serving) -> None:
         ("/tokenize", {}, "prompt", "missing_field"),
         ("/tokenize", {"prompt": "x", "messages": HI}, "prompt", "invalid_value"),
         ("/tokenize", {"prompt": ["x"]}, "prompt", "invalid_type"),
-        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt", None),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
         ("/tokenize", {"prompt": "x", "return_token_str": True}, "return_token_str", "unknown_field"),
         ("/tokenize", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ("/tokenize", {"prompt": "x", "model": "gpt-4"}, "model", "model_not_found"),
