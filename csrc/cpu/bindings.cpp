@@ -301,6 +301,24 @@ class Engine {
   }
   void mlp_sublayer(const BoundMlp& sublayer, nb::handle residual) { sublayer.run(workers_, *kernels_, residual); }
 
+  nb::object logits(nb::handle residual, nb::handle rows, nb::handle norm, float eps, const Weight& weight) {
+    const View x(residual, "residual", Type::float32, 2, 1), which(rows, "rows", Type::int32, 1, 1);
+    const View factors(norm, "norm", Type::float32, 1, 1);
+    x.expect(1, weight.num_columns);
+    factors.expect(0, weight.num_columns);
+    check_indices(which.as<int32_t>(), which.shape(0), x.shape(0), "rows");
+    nb::object array = new_float_array({which.shape(0), weight.num_rows});
+    const View out(array, "out", Type::float32, 2, 2, true);
+    bool has_memory;
+    {
+      nb::gil_scoped_release released;
+      has_memory = run_logits(workers_, *kernels_, x.as<float>(), x.stride(0), which.as<int32_t>(), which.shape(0),
+                              factors.as<float>(), eps, weight, out.as<float>());
+    }
+    require_memory(has_memory);
+    return array;
+  }
+
   nb::object take_rows(nb::handle x, nb::handle rows) {
     const View from(x, "x", Type::float32, 2, 1), which(rows, "rows", Type::int32, 1, 1);
     check_indices(which.as<int32_t>(), which.shape(0), from.shape(0), "rows");
@@ -518,6 +536,7 @@ NB_MODULE(_cpu, module) {
       .def("paged_attention", &Engine::paged_attention)
       .def("attention_sublayer", &Engine::attention_sublayer)
       .def("mlp_sublayer", &Engine::mlp_sublayer)
+      .def("logits", &Engine::logits)
       .def("take_rows", &Engine::take_rows)
       .def("sample", &Engine::sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
            nb::arg("min_p"), nb::arg("random"), nb::arg("num_logprobs"), nb::arg("penalties").none(),

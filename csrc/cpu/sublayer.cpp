@@ -195,4 +195,24 @@ bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublaye
   return true;
 }
 
+bool run_logits(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, const int32_t* indexes,
+                int num_rows, const float* norm, float eps, const Weight& weight, float* out) {
+  if (num_rows == 0) return true;
+  const Workers::Lock lock(workers.busy);
+  Arena size(nullptr);
+  size.take_input(num_rows, weight);
+  void* base = workers.activations.get(size.size());
+  if (base == nullptr) return false;
+  Arena arena(base);
+  const LinearInput input = arena.take_input(num_rows, weight);
+  const int width = weight.num_columns;
+  fill_input(workers, kernels, input, reads_codes(weight), [&](int row, int) {
+    const NormTask task{x + indexes[row] * x_stride, x_stride, nullptr, norm, eps,
+                        writable(input) + static_cast<ptrdiff_t>(row) * width, width};
+    kernels.rms_norm(task, 0, 1);
+  });
+  multiply(workers, kernels, input, weight, nullptr, out, weight.num_rows, false);
+  return true;
+}
+
 }  // namespace octavo

@@ -53,4 +53,8 @@ bool run_attention_sublayer(Workers& workers, const Kernels& kernels, const Atte
 bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublayer& sublayer, float* residual,
                       int num_rows);
 
+// out [num_rows, N] = the weight applied to the norms of rows [indexes] of x. Returns false when there is no memory.
+bool run_logits(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, const int32_t* indexes,
+                int num_rows, const float* norm, float eps, const Weight& weight, float* out);
+
 }  // namespace octavo

@@ -76,6 +76,9 @@ class CallRecorder:
     def mlp_sublayer(self, *args: Any) -> None:
         run_mlp_sublayer(self, *args)  # type: ignore[arg-type]
 
+    def logits(self, residual: Any, rows: Any, norm: Any, eps: float, weight: Any) -> Any:
+        return self.linear(self.rms_norm(self.take_rows(residual, rows), norm, eps), weight)
+
     def __getattr__(self, name: str) -> Any:
         op = getattr(self._ops, name)
         if not callable(op) or name == "to_device":

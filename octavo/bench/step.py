@@ -35,6 +35,7 @@ MODEL_OPS = (
     "paged_attention",
     "attention_sublayer",
     "mlp_sublayer",
+    "logits",
     "take_rows",
     "copy_blocks",
 )

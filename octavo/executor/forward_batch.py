@@ -7,12 +7,12 @@ converting one to an array costs ten times that, so a row is only written again 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from octavo.core.interfaces import ScheduledSequence, SchedulerOutput
-from octavo.ops.interface import AttentionBatch, ForwardBatch
+from octavo.ops.interface import Array, AttentionBatch, ForwardBatch
 
 _FIRST_NUM_ROWS = 16
 _FIRST_NUM_BLOCKS = 64
@@ -78,13 +78,20 @@ class BlockTableRows:
 
 
 class ForwardBatchBuilder:
-    """layer_group: for each layer, the index of its KV cache group"""
+    """layer_group: for each layer, the index of its KV cache group; to_device: the backend's"""
 
-    def __init__(self, block_size: int, num_groups: int, layer_group: Sequence[int]):
+    def __init__(
+        self,
+        block_size: int,
+        num_groups: int,
+        layer_group: Sequence[int],
+        to_device: Callable[[np.ndarray], Array] = np.ascontiguousarray,
+    ):
         self._block_size = block_size
+        self._to_device = to_device
         self._layer_group = layer_group
         self._groups = [BlockTableRows() for _ in range(num_groups)]
-        self._numbers = np.arange(_FIRST_NUM_ROWS, dtype=np.int32)
+        self._numbers = to_device(np.arange(_FIRST_NUM_ROWS, dtype=np.int32))
 
     @property
     def num_kept_sequences(self) -> int:
@@ -97,7 +104,7 @@ class ForwardBatchBuilder:
                 group.drop(seq_id)
 
     def build(self, plan: SchedulerOutput) -> ForwardBatch:
-        """Rows in the order of plan.scheduled, which must not be empty; NumPy arrays, with the interface's dtypes.
+        """Rows in the order of plan.scheduled, which must not be empty; on the device, with the interface's dtypes.
 
         Asserts that each position to be written has a block: the core's promise.
         """
@@ -112,10 +119,11 @@ class ForwardBatchBuilder:
         block_size, num_seqs = self._block_size, len(scheduled)
         positions = [sequence.num_computed_tokens for sequence in scheduled]
         tokens = [sequence.token_ids[position] for sequence, position in zip(scheduled, positions, strict=True)]
-        # One conversion for both: each costs as much as fifty numbers.
+        # One conversion and one move for both: each costs as much as fifty numbers.
         numbers = np.array(tokens + positions, np.int32)
+        on_device = self._to_device(numbers)
         query_start = self._count_up(num_seqs + 1)
-        context_lens = numbers[num_seqs:] + _ONE
+        context_lens = self._to_device(numbers[num_seqs:] + _ONE)
         slots: list[int] = []
         for group in range(len(self._groups)):
             for sequence, position in zip(scheduled, positions, strict=True):
@@ -123,27 +131,31 @@ class ForwardBatchBuilder:
                 block = -1 if is_written else sequence.block_tables[group][position // block_size]
                 assert block >= 0 or is_written, (group, sequence)
                 slots.append(-1 if is_written else block * block_size + position % block_size)
-        all_slots = np.array(slots, np.int64)
+        all_slots = self._to_device(np.array(slots, np.int64))
         return ForwardBatch(
-            token_ids=numbers[:num_seqs],
-            positions=numbers[num_seqs:],
+            token_ids=on_device[:num_seqs],
+            positions=on_device[num_seqs:],
             attention=[
                 AttentionBatch(
                     query_start=query_start,
                     context_lens=context_lens,
-                    block_tables=_gather_tables(rows, group, scheduled),
+                    block_tables=self._to_device(_gather_tables(rows, group, scheduled)),
                     slot_mapping=all_slots[group * num_seqs : (group + 1) * num_seqs],
                 )
                 for group, rows in enumerate(self._groups)
             ],
             layer_group=self._layer_group,
-            logits_rows=(query_start[:-1] if _all_sample(scheduled) else _find_logits_rows(scheduled, query_start)),
+            logits_rows=(
+                query_start[:-1]
+                if _all_sample(scheduled)
+                else self._to_device(_find_logits_rows(scheduled, np.arange(num_seqs + 1, dtype=np.int32)))
+            ),
         )
 
-    def _count_up(self, count: int) -> np.ndarray:
-        """[0, 1, ..., count - 1] int32, a view of an array that nobody may change."""
-        if count > len(self._numbers):
-            self._numbers = np.arange(2 * count, dtype=np.int32)
+    def _count_up(self, count: int) -> Array:
+        """[0, 1, ..., count - 1] int32 on the device, a view of an array that nobody may change."""
+        if count > self._numbers.shape[0]:
+            self._numbers = self._to_device(np.arange(2 * count, dtype=np.int32))
         return self._numbers[:count]
 
     def _build_chunks(self, scheduled: list[ScheduledSequence]) -> ForwardBatch:
@@ -156,11 +168,12 @@ class ForwardBatchBuilder:
         sequence_of_row = np.repeat(np.arange(num_seqs), lengths)
         positions = np.arange(num_tokens, dtype=np.int32)
         positions += (first_positions - query_start[:-1])[sequence_of_row]
-        context_lens = first_positions + lengths
         num_written = np.array([sequence.num_written_tokens for sequence in scheduled], np.int32)
         is_written = positions < num_written[sequence_of_row]
         block_of_row, offset_of_row = np.divmod(positions, self._block_size)
 
+        move = self._to_device
+        starts_on_device, context_lens = move(query_start), move(first_positions + lengths)
         attention = []
         for group, rows in enumerate(self._groups):
             tables = _gather_tables(rows, group, scheduled)
@@ -171,15 +184,18 @@ class ForwardBatchBuilder:
             assert not ((blocks < 0) & ~is_written).any(), (group, scheduled)
             attention.append(
                 AttentionBatch(
-                    query_start=query_start, context_lens=context_lens, block_tables=tables, slot_mapping=slots
+                    query_start=starts_on_device,
+                    context_lens=context_lens,
+                    block_tables=move(tables),
+                    slot_mapping=move(slots),
                 )
             )
         return ForwardBatch(
-            token_ids=_flatten_token_ids(scheduled, num_tokens),
-            positions=positions,
+            token_ids=move(_flatten_token_ids(scheduled, num_tokens)),
+            positions=move(positions),
             attention=attention,
             layer_group=self._layer_group,
-            logits_rows=_find_logits_rows(scheduled, query_start),
+            logits_rows=move(_find_logits_rows(scheduled, query_start)),
         )
 
 

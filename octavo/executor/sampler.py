@@ -6,7 +6,7 @@ the same tokens alone, in a crowd, or after a preemption. The drawing itself is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 
 import numpy as np
@@ -92,35 +92,36 @@ class TokenCounts:
 
 
 class RowSettings:
-    """What stays the same of a step's rows as long as the same sequences are sampled."""
+    """What stays the same of a step's rows as long as the same sequences are sampled; arrays are on the device."""
 
-    def __init__(self, settings: list[SamplingParams], seeds: list[int]):
+    def __init__(self, settings: list[SamplingParams], seeds: list[int], move: Callable[[np.ndarray], Array]):
         self.settings, self.seeds = settings, seeds
-        self.temperature = np.array([params.temperature for params in settings], np.float32)
-        self.top_k = np.array([params.top_k for params in settings], np.int32)
-        self.top_p = np.array([params.top_p for params in settings], np.float32)
-        self.min_p = np.array([params.min_p for params in settings], np.float32)
+        self._move = move
+        self.temperature = move(np.array([params.temperature for params in settings], np.float32))
+        self.top_k = move(np.array([params.top_k for params in settings], np.int32))
+        self.top_p = move(np.array([params.top_p for params in settings], np.float32))
+        self.min_p = move(np.array([params.min_p for params in settings], np.float32))
         num_logprobs = [-1 if params.logprobs is None else params.logprobs for params in settings]
-        self.num_logprobs = np.array(num_logprobs, np.int32)
-        self.mixed_seeds = mix_seeds(seeds)
-        self.is_greedy = all(params.is_greedy for params in settings)
-        self.no_random = np.zeros(len(settings))
+        self.num_logprobs = move(np.array(num_logprobs, np.int32))
+        self._mixed_seeds = mix_seeds(seeds)
+        self._is_greedy = all(params.is_greedy for params in settings)
+        self._no_random = move(np.zeros(len(settings)))
         self.has_penalties = any(_has_penalties(params) for params in settings)
         self.has_bias = any(params.logit_bias for params in settings)
         self.has_allowed = any(params.allowed_token_ids is not None for params in settings)
         self.has_bad_words = any(params.bad_words_token_ids for params in settings)
         self.has_masks = self.has_allowed
 
-    def draw(self, sampling: Sequence[ScheduledSequence]) -> np.ndarray:
-        if self.is_greedy:
-            return self.no_random  # nobody reads them
-        return _draw_at(self.mixed_seeds, [_position_of_next(sequence) for sequence in sampling])
+    def draw(self, sampling: Sequence[ScheduledSequence]) -> Array:
+        if self._is_greedy:
+            return self._no_random  # nobody reads them
+        return self._move(_draw_at(self._mixed_seeds, [_position_of_next(sequence) for sequence in sampling]))
 
 
 class Sampler:
     def __init__(self, ops: Ops):
         self._ops = ops
-        self._rows = RowSettings([], [])
+        self._rows = RowSettings([], [], ops.to_device)
         self._counts: dict[int, TokenCounts] = {}
         self._allowed: dict[int, np.ndarray] = {}  # the masks of allowed_token_ids
         self._masks = np.empty((0, 0), np.int32)  # of the last step, as large as any before
@@ -144,7 +145,7 @@ class Sampler:
         if sampling:
             batch, failures = self.build_batch(sampling, logits.shape[1])
             rows = logits[: len(sampling)] if scored else logits
-            sampled = self._ops.sample(rows, _to_device(self._ops, batch))
+            sampled = self._ops.sample(rows, batch)
             output = _make_output(sampling, sampled, rows, failures)
         if scored:
             self._score_prompts(logits[len(sampling) :], scored, output)
@@ -182,7 +183,7 @@ class Sampler:
     def build_batch(
         self, sampling: Sequence[ScheduledSequence], vocab_size: int
     ) -> tuple[SamplingBatch, dict[int, str]]:
-        """The settings of the rows, as NumPy arrays with the interface's dtypes; and for each sequence whose grammar
+        """The settings of the rows, on the device, with the interface's dtypes; and for each sequence whose grammar
         cannot go on, its seq_id with a sentence."""
         rows = self._find_rows(sampling)
         allowed, failures = self._write_masks(sampling, vocab_size) if rows.has_masks else (None, {})
@@ -198,7 +199,8 @@ class Sampler:
             allowed=allowed,
             bias=_build_bias(sampling) if rows.has_bias else None,
         )
-        return batch, failures
+        is_plain = batch.penalties is None and batch.banned is None and allowed is None and batch.bias is None
+        return batch if is_plain else _to_device(self._ops, batch), failures
 
     def _find_rows(self, sampling: Sequence[ScheduledSequence]) -> RowSettings:
         """Of the last step, when the same sequences are sampled again: converting them costs more than a draw."""
@@ -207,7 +209,7 @@ class Sampler:
         rows = self._rows
         is_same = len(rows.settings) == len(settings) and rows.seeds == seeds and all(map(is_, rows.settings, settings))
         if not is_same:
-            rows = self._rows = RowSettings(settings, seeds)
+            rows = self._rows = RowSettings(settings, seeds, self._ops.to_device)
         # A grammar is a sequence's, not of its parameters.
         rows.has_masks = rows.has_allowed or any(sequence.grammar is not None for sequence in sampling)
         return rows

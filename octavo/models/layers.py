@@ -195,7 +195,7 @@ class EmbeddingAndHead:
 
     def logits(self, ops: Ops, residual: Array, rows: Array) -> Array:
         """Of the rows that are sampled, and of no other: [len(rows), vocab_size]."""
-        return ops.linear(ops.rms_norm(ops.take_rows(residual, rows), self.norm, self.eps), self.head)
+        return ops.logits(residual, rows, self.norm, self.eps, self.head)
 
 
 def linear_shapes(name: str, num_outputs: int, num_inputs: int, has_bias: bool) -> Shapes:

@@ -202,6 +202,9 @@ class CpuOps:
     def take_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return self._engine.take_rows(x, rows)
 
+    def logits(self, residual: np.ndarray, rows: np.ndarray, norm: np.ndarray, eps: float, weight: Any) -> np.ndarray:
+        return self._engine.logits(residual, rows, norm, eps, weight)
+
     # --- after the forward pass -------------------------------------------------------------------------------
 
     def sample(self, logits: np.ndarray, batch: SamplingBatch) -> SampledRows:

@@ -343,6 +343,10 @@ class Ops(Protocol):
         """x[rows] as a new array; rows [R] int32."""
         ...
 
+    def logits(self, residual: Array, rows: Array, norm: Array, eps: float, weight: Weight) -> Array:
+        """linear(rms_norm(take_rows(residual, rows), norm, eps), weight): [R, N], of these rows and of no other."""
+        ...
+
     # --- after the forward pass -------------------------------------------------------------------------------
 
     def sample(self, logits: Array, batch: SamplingBatch) -> SampledRows:

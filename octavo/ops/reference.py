@@ -218,6 +218,11 @@ class ReferenceOps:
     def take_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return x[rows]
 
+    def logits(
+        self, residual: np.ndarray, rows: np.ndarray, norm: np.ndarray, eps: float, weight: ReferenceWeight
+    ) -> np.ndarray:
+        return self.linear(self.rms_norm(self.take_rows(residual, rows), norm, eps), weight)
+
     # --- after the forward pass -------------------------------------------------------------------------------
 
     def sample(self, logits: np.ndarray, batch: SamplingBatch) -> SampledRows:

@@ -81,7 +81,7 @@ def test_a_step_s_parts_are_all_there(tiny: dict[str, Any]) -> None:
         # Two layers, and the head.
         assert rows["op attention_sublayer"].metrics["calls_per_step"] == 2
         assert rows["op mlp_sublayer"].metrics["calls_per_step"] == 2
-        assert rows["op linear"].metrics["calls_per_step"] == 1
+        assert rows["op logits"].metrics["calls_per_step"] == 1
         assert rows[SAMPLE].metrics["calls_per_step"] == 1
         assert {"scheduler: plan", "scheduler: update", "batch building", "output: text", OTHER} <= set(rows)
         whole = rows.pop("whole step").metrics

@@ -241,6 +241,25 @@ def test_any_shape_has_the_bits_of_its_ops(isa, data):
     assert np.array_equal(first, second, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["q4", "q8", "float16"])
+def test_logits_have_the_bits_of_their_ops(cpu, reference, kind):
+    rng = np.random.default_rng(3)
+    part, norm, x = weight_part(rng, kind, 333, 96), normal(rng, 96), normal(rng, 40, 96)
+    weight = cpu.pack_weight([part])
+    for rows in ([0], [39, 3, 3], list(range(40)), []):
+        index = np.array(rows, np.int32)
+        got = cpu.logits(x, index, norm, EPS, weight)
+        assert np.array_equal(got, cpu.linear(cpu.rms_norm(x[index], norm, EPS), weight))
+        assert got.shape == (len(rows), 333)
+    expected = reference.logits(x, np.arange(40, dtype=np.int32), norm, EPS, reference.pack_weight([part]))
+    assert deviation(cpu.logits(x, np.arange(40, dtype=np.int32), norm, EPS, weight), expected, 0 * expected) < 0.02
+    for wrong in (np.array([40], np.int32), np.array([-1], np.int32), np.array([0])):
+        with pytest.raises(ShapeError):
+            cpu.logits(x, wrong, norm, EPS, weight)
+    with pytest.raises(ShapeError):
+        cpu.logits(x[:, :64], np.zeros(1, np.int32), norm, EPS, weight)
+
+
 def test_a_nan_stays_in_its_row(cpu):
     attention, mlp = make_attention(cpu, 1), make_mlp(cpu, 2)
     batch = attention_batch(np.random.default_rng(0), [(1, 1), (1, 1)], 16, 4)
