@@ -13,6 +13,7 @@ from octavo.server.responses import JSON_HEADERS, Send, send_bytes
 logger = logging.getLogger("octavo.server")
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 405: "method_not_allowed_error"}
+_CODES = {401: "invalid_api_key", 403: "origin_not_allowed", 404: "no_such_path", 405: "method_not_allowed"}
 
 
 def error_status(error: Exception) -> int:
@@ -54,7 +55,7 @@ async def send_status_error(
     send: Send, status: int, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> None:
     """For the HTTP layer's own refusals: no such route, wrong method, no key."""
-    body = make_error_body(message, _TYPES.get(status, "invalid_request_error"))
+    body = make_error_body(message, _TYPES.get(status, "invalid_request_error"), code=_CODES.get(status))
     await send_bytes(send, status, body, (*JSON_HEADERS, *headers))
 
 
