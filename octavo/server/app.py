@@ -12,6 +12,7 @@ from octavo.server.access_log import AccessLog
 from octavo.server.api import ServingEngine
 from octavo.server.auth import KeyMiddleware
 from octavo.server.chat import ChatEndpoint
+from octavo.server.chat_prompt import ChatPrompter
 from octavo.server.completions import CompletionEndpoint
 from octavo.server.cors import CorsMiddleware
 from octavo.server.documents import DocumentEndpoints
@@ -20,6 +21,7 @@ from octavo.server.exchange import ExchangeMiddleware, get_exchange
 from octavo.server.http_metrics import HttpMetrics
 from octavo.server.models import ModelsEndpoint
 from octavo.server.monitor import MonitorEndpoints
+from octavo.server.other_apis import explain_path
 from octavo.server.responses import App, Receive, Scope, Send
 from octavo.server.settings import ServerSettings
 from octavo.server.tokenize import DetokenizeEndpoint, TokenizeEndpoint
@@ -42,13 +44,14 @@ def make_routes(engine: ServingEngine, settings: ServerSettings, version: str, h
     """(method, path, endpoint). A path may end in {name}, which stands for all the rest, slashes included."""
     models = ModelsEndpoint(engine)
     monitor = MonitorEndpoints(engine, settings, version, http_metrics)
+    prompter = ChatPrompter(engine, settings)
     documents = DocumentEndpoints(settings, version)
     return (
-        ("POST", "/v1/chat/completions", ChatEndpoint(engine, settings)),
+        ("POST", "/v1/chat/completions", ChatEndpoint(engine, settings, prompter)),
         ("POST", "/v1/completions", CompletionEndpoint(engine, settings)),
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{model}", models.one),
-        ("POST", "/tokenize", TokenizeEndpoint(engine, settings)),
+        ("POST", "/tokenize", TokenizeEndpoint(engine, settings, prompter)),
         ("POST", "/detokenize", DetokenizeEndpoint(engine, settings)),
         ("GET", "/health", monitor.health),
         ("GET", "/version", monitor.version),
@@ -108,6 +111,8 @@ class Router:
         return found
 
     def _no_such_path(self, path: str) -> str:
+        if (sentence := explain_path(path)) is not None:
+            return sentence
         nearest = difflib.get_close_matches(path[:100], self._exact, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(self._exact)}."
         return f"There is nothing at {path[:100]}; {hint}"

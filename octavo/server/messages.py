@@ -1,6 +1,6 @@
 """Chat messages as they are sent, made into the plain dicts that a chat template takes.
 
-What a template does with them is `octavo.text`'s matter; here only the shape is checked.
+What a template does with them is `octavo.text`'s matter; here only what was sent is checked.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from typing import Any, NoReturn
 import msgspec
 
 from octavo.errors import InvalidRequestError
+from octavo.text.tool_calls.history import check_tool_history
 
-# OpenAI's newer word for system; templates know the older one.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+# developer is OpenAI's newer word for system; `text.chat_template` knows which of them the model's template takes.
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
+# Other words for the same: vLLM's newer one.
+_ALIASES = {"reasoning": "reasoning_content"}
+_ASSISTANT_FIELDS = ("tool_calls", "reasoning_content", "refusal")
 # What an answer of an earlier turn carries and a client sends back with it; empty values say nothing.
-_EMPTY_FIELDS = frozenset({"refusal", "annotations", "audio", "function_call", "reasoning_content", "reasoning"})
+_EMPTY_FIELDS = frozenset({"annotations", "audio", "function_call"})
+_CALL_FIELDS = ("id", "type", "function", "index")
 # Which kinds of parts a text model cannot take, in the words of the message.
 _OTHER_PARTS = {
     "image_url": "images",
@@ -38,34 +43,48 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         _refuse("messages", "messages is empty; send at least one message")
     if len(messages) > MAX_MESSAGES:
         _refuse("messages", f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are taken")
-    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    checked = [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    check_tool_history(checked)
+    return checked
 
 
 def _check_message(message: Any, path: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         _refuse(path, f"{path} must be an object with role and content", "invalid_type")
-    fields = {name: value for name, value in message.items() if value is not None}
-    for name in list(fields):
-        if name in _EMPTY_FIELDS and not fields[name]:
-            del fields[name]
-        elif name in _EMPTY_FIELDS:
-            _refuse(f"{path}.{name}", f"{path}.{name} is not supported yet; leave it out", "unsupported_field")
-        elif name not in _FIELDS:
-            nearest = difflib.get_close_matches(name[:64], sorted(_FIELDS), n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(sorted(_FIELDS))}"
-            _refuse(f"{path}.{name[:64]}", f"There is no field {path}.{name[:64]}; {hint}", "unknown_field")
+    fields = _read_fields(message, path)
     role = _check_role(fields, path)
+    for name in _ASSISTANT_FIELDS:
+        if name in fields and role != "assistant":
+            _refuse(f"{path}.{name}", f"{path}.{name} belongs to an assistant message, but role is {role}")
     checked: dict[str, Any] = {"role": role, "content": _check_content(fields, role, path)}
-    for name in ("name", "tool_call_id"):
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
             if not isinstance(fields[name], str):
                 _refuse(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
             checked[name] = fields[name]
-    if fields.get("tool_calls"):
-        if role != "assistant":
-            _refuse(f"{path}.tool_calls", f"{path}.tool_calls belongs to an assistant message, but role is {role}")
+    if "tool_calls" in fields:
         checked["tool_calls"] = _check_tool_calls(fields["tool_calls"], f"{path}.tool_calls")
     return checked
+
+
+def _read_fields(message: dict[str, Any], path: str) -> dict[str, Any]:
+    """Those that say something, by their first names."""
+    fields: dict[str, Any] = {}
+    for name, value in message.items():
+        if value is None or (not value and (name in _EMPTY_FIELDS or name in _ASSISTANT_FIELDS or name in _ALIASES)):
+            continue
+        if name in _EMPTY_FIELDS:
+            hint = "use tool_calls" if name == "function_call" else "leave it out"
+            _refuse(f"{path}.{name}", f"{path}.{name} is not supported; {hint}", "unsupported_field")
+        if name in _ALIASES:
+            fields.setdefault(_ALIASES[name], value)
+        elif name in _FIELDS:
+            fields[name] = value
+        else:
+            nearest = difflib.get_close_matches(name[:64], sorted(_FIELDS), n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known here: {', '.join(sorted(_FIELDS))}"
+            _refuse(f"{path}.{name[:64]}", f"There is no field {path}.{name[:64]}; {hint}", "unknown_field")
+    return fields
 
 
 def _check_role(fields: dict[str, Any], path: str) -> str:
@@ -74,8 +93,9 @@ def _check_role(fields: dict[str, Any], path: str) -> str:
     role = fields["role"]
     if not isinstance(role, str) or role not in _ROLES:
         shown = msgspec.json.encode(role).decode()[:64]
-        _refuse(f"{path}.role", f"{path}.role is {shown}, but it must be one of {', '.join(_ROLES)}")
-    return _ROLES[role]
+        hint = "; results of calls have the role tool" if role == "function" else ""
+        _refuse(f"{path}.role", f"{path}.role is {shown}, but it must be one of {', '.join(_ROLES)}{hint}")
+    return role
 
 
 def _check_content(fields: dict[str, Any], role: str, path: str) -> str:
@@ -83,7 +103,7 @@ def _check_content(fields: dict[str, Any], role: str, path: str) -> str:
     if content is None:
         # A turn that only called tools has no text; templates add strings, so it becomes an empty one.
         if role == "assistant":
-            return ""
+            return _check_refusal(fields, path)
         _refuse(f"{path}.content", f"{path}.content is missing; a {role} message needs a text", "missing_field")
     if isinstance(content, str):
         return content
@@ -92,6 +112,14 @@ def _check_content(fields: dict[str, Any], role: str, path: str) -> str:
     if not content:
         _refuse(f"{path}.content", f"{path}.content is an empty list; send a text or a list of text parts")
     return "".join(_check_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
+
+
+def _check_refusal(fields: dict[str, Any], path: str) -> str:
+    """A refusal is what the assistant said, too."""
+    refusal = fields.get("refusal", "")
+    if not isinstance(refusal, str):
+        _refuse(f"{path}.refusal", f"{path}.refusal must be a string", "invalid_type")
+    return refusal
 
 
 def _check_part(part: Any, path: str) -> str:
@@ -116,30 +144,20 @@ def _check_part(part: Any, path: str) -> str:
 
 
 def _check_tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
-    """Calls of an earlier turn. Templates want the arguments as an object, the API sends them as JSON text."""
+    """The shape of calls of an earlier turn; `check_tool_history` looks into them."""
     if not isinstance(calls, list):
-        _refuse(path, f"{path} must be a list", "invalid_type")
+        _refuse(path, f"{path} must be a list of calls", "invalid_type")
     checked = []
     for index, call in enumerate(calls):
         here = f"{path}[{index}]"
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            _refuse(here, f"{here} must be an object with function.name and function.arguments", "invalid_type")
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            arguments = _decode_arguments(arguments, f"{here}.function.arguments")
-        if not isinstance(arguments, dict):
-            where = f"{here}.function.arguments"
-            _refuse(where, f"{where} must be a JSON object", "invalid_type")
-        checked.append({**call, "function": {"name": function["name"], "arguments": arguments}})
+        if not isinstance(call, dict):
+            _refuse(here, f"{here} must be an object with id, type and function", "invalid_type")
+        for name, value in call.items():
+            if name not in _CALL_FIELDS and value:
+                known = ", ".join(_CALL_FIELDS)
+                _refuse(f"{here}.{name[:64]}", f"There is no field {here}.{name[:64]}; known: {known}", "unknown_field")
+        checked.append({name: call[name] for name in ("id", "type", "function") if call.get(name) is not None})
     return checked
-
-
-def _decode_arguments(text: str, path: str) -> Any:
-    try:
-        return msgspec.json.decode(text) if text else {}
-    except (msgspec.MsgspecError, RecursionError):
-        _refuse(path, f"{path} is not valid JSON")
 
 
 def _refuse(param: str, message: str, code: str = "invalid_value") -> NoReturn:

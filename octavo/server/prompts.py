@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.errors import InvalidRequestError
 from octavo.server.api import ServingEngine
-from octavo.text.chat_template import encode_chat
+from octavo.text.chat_template import ChatTemplate, encode_chat
 
 # Above this many characters the tokenizer works in a thread: it would hold up everybody's streams for milliseconds.
 LONG_TEXT_CHARS = 8192
@@ -17,29 +17,30 @@ LONG_TEXT_CHARS = 8192
 
 async def encode_messages(
     engine: ServingEngine,
+    template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
     *,
+    num_other_chars: int = 0,
     add_special_tokens: bool = False,
     is_bounded: bool = True,
+    variables: Mapping[str, Any] = {},
     **options: Any,
 ) -> list[int]:
     """The prompt that a chat gives the model.
 
+    num_other_chars:    of what the template writes besides the messages' contents
     add_special_tokens: put BOS before what the template prints, if the model has one and the template did not print it
     is_bounded:         refuse what cannot fit in max_model_len, before the work
-    options:            of `text.chat_template.encode_chat`
+    variables, options: of `text.chat_template.encode_chat`
     Raises InvalidRequestError.
     """
-    tokenizer, template = engine.tokenizer, engine.chat_template
-    if template is None:
-        raise InvalidRequestError(
-            "This model has no chat template, so it cannot take messages; send a prompt to /v1/completions.",
-            param="messages",
-        )
-    num_chars = sum(len(message.get("content") or "") for message in messages)
+    tokenizer = engine.tokenizer
+    num_chars = num_other_chars + sum(len(message.get("content") or "") for message in messages)
     if is_bounded:
         check_text_length(engine, num_chars, "messages")
-    token_ids = await _run(partial(encode_chat, tokenizer, template, messages, **options), num_chars)
+    token_ids: list[int] = await _run(
+        partial(encode_chat, tokenizer, template, messages, **options, **variables), num_chars
+    )
     if add_special_tokens and tokenizer.adds_bos and token_ids[:1] != [tokenizer.bos_token_id]:
         token_ids = [tokenizer.bos_token_id, *token_ids]
     return token_ids

@@ -11,13 +11,14 @@ import msgspec
 from octavo.errors import InvalidRequestError
 from octavo.server.api import ServingEngine
 from octavo.server.body import ClientDisconnected, read_json_body
+from octavo.server.chat_prompt import ChatPrompter
 from octavo.server.decoding import convert_fields, decode_json_object
 from octavo.server.endpoint import check_model
 from octavo.server.errors import send_error
 from octavo.server.exchange import get_exchange
 from octavo.server.fields import keep_supported
 from octavo.server.messages import check_messages
-from octavo.server.prompts import LONG_TEXT_CHARS, encode_messages, encode_prompts
+from octavo.server.prompts import LONG_TEXT_CHARS, encode_prompts
 from octavo.server.responses import Receive, Scope, Send, send_json
 from octavo.server.settings import ServerSettings
 
@@ -25,16 +26,34 @@ from octavo.server.settings import ServerSettings
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either prompt or messages.
 
-    add_special_tokens:    BOS and the like; true for a prompt, false for messages, whose template prints them
-    add_generation_prompt: of messages: what opens the assistant's answer
+    add_special_tokens: BOS and the like; true for a prompt, false for messages, whose template prints them
+
+    Messages go with all fields of a chat that change its prompt.
     """
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool = False
+
+
+_FIELDS_OF_MESSAGES = frozenset(TokenizeRequest.__struct_fields__) - {
+    "model",
+    "prompt",
+    "messages",
+    "add_special_tokens",
+    "return_token_strs",
+}
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -67,8 +86,9 @@ class TextEndpoint(ABC):
 
 
 class TokenizeEndpoint(TextEndpoint):
-    def __init__(self, engine: ServingEngine, settings: ServerSettings):
+    def __init__(self, engine: ServingEngine, settings: ServerSettings, prompter: ChatPrompter):
         super().__init__(engine, settings)
+        self._prompter = prompter
         # Texts of any length are counted, but the long ones one after the other: generating goes before.
         self._long_text = asyncio.Semaphore(1)
 
@@ -96,14 +116,7 @@ class TokenizeEndpoint(TextEndpoint):
             adds = request.add_special_tokens is not False
             [tokens] = await encode_prompts(self.engine, [request.prompt], add_special_tokens=adds, is_bounded=False)
             return tokens
-        assert request.messages is not None
-        return await encode_messages(
-            self.engine,
-            request.messages,
-            add_special_tokens=bool(request.add_special_tokens),
-            is_bounded=False,
-            add_generation_prompt=request.add_generation_prompt,
-        )
+        return (await self._prompter.encode(request, is_bounded=False)).token_ids
 
 
 class DetokenizeEndpoint(TextEndpoint):
@@ -135,10 +148,10 @@ def decode_tokenize_request(body: bytes) -> TokenizeRequest:
         )
     if "messages" in fields:
         fields["messages"] = check_messages(fields["messages"])
-    elif "add_generation_prompt" in fields:
-        raise InvalidRequestError(
-            "add_generation_prompt goes with messages; a prompt is taken as it is.", param="add_generation_prompt"
-        )
+    else:
+        for name in fields:
+            if name in _FIELDS_OF_MESSAGES:
+                raise InvalidRequestError(f"{name} goes with messages; a prompt is taken as it is.", param=name)
     return convert_fields(fields, TokenizeRequest)
 
 

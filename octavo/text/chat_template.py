@@ -90,9 +90,10 @@ class ChatTemplate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """Names that the template asks for, such as messages, tools, enable_thinking."""
+        """Names that the template asks for, such as messages, tools, enable_thinking; functions are not among them."""
         if self._names is None:
-            self._names = frozenset(jinja2.meta.find_undeclared_variables(_environment.parse(self.source)))
+            asked = jinja2.meta.find_undeclared_variables(_environment.parse(self.source))
+            self._names = frozenset(asked) - frozenset(_environment.globals)
         return self._names
 
     def _normalize(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -272,7 +273,7 @@ def _parse_tool_call(call: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"]) if function["arguments"].strip() else {}
     except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -3,8 +3,9 @@
 choice   = check_tool_choice(body.tool_choice, check_tools(body.tools))
 messages = dialect.prepare(messages, choice)
 prompt   = encode_chat(tokenizer, template, messages, tools=dialect.template_tools(choice), ...)
-grammar  = dialect.grammar(choice, prompt)
-pipeline = dialect.pipeline(choice, prompt)     one for each choice of the answer
+inside   = dialect.starts_inside(prompt)
+grammar  = dialect.grammar(choice, inside)
+pipeline = dialect.pipeline(choice, inside)     one for each choice of the answer
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Dialect:
     def grammar(
         self,
         choice: ToolChoice,
-        prompt_token_ids: Sequence[int] = (),
+        starts_inside: bool = False,
         parallel: bool = True,
         *,
         follows_schemas: bool = True,
@@ -98,7 +99,6 @@ class Dialect:
 
         Markers that are special tokens are named by their ids: as text they could not be written.
         """
-        starts_inside = self.starts_inside(prompt_token_ids)
         # In "auto" free text comes first anyway; but reasoning that is known to come is no place for calls.
         reasoning = self.reasoning if choice.must_call or starts_inside else None
         markers = MARKERS[self.tool_format] + ((reasoning.start, reasoning.end) if reasoning is not None else ())
@@ -120,10 +120,16 @@ class Dialect:
         last = self._tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
         return opens_reasoning(last, self.reasoning)
 
-    def pipeline(self, choice: ToolChoice, prompt_token_ids: Sequence[int] = ()) -> ChatPipeline:
+    def leaves_open(self, text: str) -> bool:
+        """An assistant's text that is to be continued ends in its reasoning."""
+        if self.reasoning is None:
+            return False
+        return text.lstrip().startswith(self.reasoning.start) and self.reasoning.end not in text
+
+    def pipeline(self, choice: ToolChoice, starts_inside: bool = False) -> ChatPipeline:
         """A fresh one for one choice of one answer."""
         splitter = None
         if self.reasoning is not None:
-            splitter = ReasoningSplitter(self.reasoning, self.starts_inside(prompt_token_ids))
+            splitter = ReasoningSplitter(self.reasoning, starts_inside)
         parser = get_parser(self.tool_format, choice.tool_names) if choice.may_call else None
         return ChatPipeline(splitter, parser, is_named=choice.mode == "named")

@@ -39,6 +39,12 @@ class ChatDelta:
     reasoning_content: str | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
+    def without_reasoning(self) -> ChatDelta | None:
+        """None when there is nothing else."""
+        if self.content is None and not self.tool_calls:
+            return None
+        return ChatDelta(self.content, None, self.tool_calls)
+
     def as_dict(self) -> dict[str, Any]:
         """`delta` of a chunk, without the role."""
         fields: dict[str, Any] = {}
@@ -67,6 +73,11 @@ class ChatPipeline:
         self._reasoning = reasoning
         self._parser = parser
         self._is_named = is_named
+
+    @property
+    def is_reasoning(self) -> bool:
+        """What was pushed so far ends in the reasoning."""
+        return self._reasoning is not None and self._reasoning.is_reasoning
 
     def push(self, text: str) -> list[ChatDelta]:
         events = self._reasoning.push(text) if self._reasoning else [Content(text)]

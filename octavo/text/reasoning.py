@@ -69,6 +69,11 @@ class ReasoningSplitter:
         self._has_reasoning = False
         self._pending = ""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """What was pushed so far ends in the reasoning, as far as can be told."""
+        return self._state == "inside" or (self._state == "opening" and self._starts_inside)
+
     def push(self, text: str) -> list[Event]:
         if self._state == "content":
             return [Content(text)] if text else []

@@ -260,7 +260,8 @@ async def test_null_content_of_an_assistant_is_an_empty_text(serving: Serving) -
     async with serving(engine) as client:
         answer = await client.post(PATH, json={"messages": messages})
     assert answer.status_code == 200, answer.text
-    assert bytes(engine.calls[0].prompt_token_ids) == b"<user>hi<assistant><tool>2<bot>"
+    told = b'<user>hi<assistant>{"name": "f", "arguments": {"x": 1}}<user>Result of f:\n2<bot>'
+    assert bytes(engine.calls[0].prompt_token_ids) == told
 
 
 async def test_an_overlong_prompt_names_the_window_and_the_field(serving: Serving) -> None:

@@ -1,0 +1,130 @@
+"""A chat's answer in the API's shape: reasoning, text and calls, as a message or in chunks.
+
+Both ways run the same pipeline over the same deltas, so that the chunks joined are the message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.core.interfaces import TokenLogprobs
+from octavo.engine.outputs import CompletionDelta
+from octavo.server.answer import AnswerFormat, Choice, encode_json
+from octavo.server.api import ServingEngine
+from octavo.server.chat_prompt import ChatPrompt
+from octavo.server.generation import Generation, Usage
+from octavo.server.logprobs import chat_logprobs
+from octavo.server.protocol import ChatRequest
+from octavo.text.pipeline import ChatDelta, ChatMessage, ChatPipeline
+
+_ROLE = b'"role":"assistant","content":'
+
+
+class ChatFormat(AnswerFormat):
+    def __init__(
+        self,
+        engine: ServingEngine,
+        answer_id: str,
+        model: str,
+        request: ChatRequest,
+        prompt: ChatPrompt,
+        generation: Generation,
+        created: int,
+    ):
+        head = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
+        super().__init__(head, "chat.completion.chunk", engine.tokenizer, request, generation)
+        self._has_logprobs = request.logprobs
+        self._shows_ids = request.return_tokens_as_token_ids
+        self._readers: list[AnswerReader] | None = None
+        if prompt.needs_pipeline:
+            self._readers = [
+                AnswerReader(prompt.make_pipeline(), request.include_reasoning) for _ in range(generation.num_choices)
+            ]
+        self._tells_reasoning = prompt.dialect.reasoning is not None
+
+    def chunk(self, delta: CompletionDelta, choice: Choice) -> bytes:
+        if self._readers is None:
+            parts = [b'"content":' + encode_json(delta.text)] if delta.text else []
+            is_text = True
+        else:
+            found = self._readers[delta.index].read(delta)
+            parts = [encode_json(one.as_dict())[1:-1] for one in found]
+            is_text = found[0].content is not None and not found[0].reasoning_content if found else True
+            if not parts and not self._has_news(delta):
+                return b""
+        start = self.chunk_head + b'{"index":%d,"delta":{' % delta.index
+        events = []
+        if not choice.has_begun:
+            choice.has_begun = True
+            # As the message has it: null before calls or reasoning.
+            parts_of_role = _ROLE + (b'""' if is_text else b"null")
+            events.append(start + parts_of_role + b'},"logprobs":null,"finish_reason":null}' + self.end_chunk())
+        for part in parts[:-1]:
+            events.append(start + part + b'},"logprobs":null,"finish_reason":null}' + self.end_chunk())
+        logprobs = b"null"
+        if self._has_logprobs and delta.logprobs:
+            logprobs = encode_json(self._logprobs(delta.logprobs))
+        last = parts[-1] if parts else b""
+        end = (b'},"logprobs":', logprobs, b",", self.encode_reasons(delta), b"}", self.end_chunk())
+        return b"".join((*events, start, last, *end))
+
+    def collect(self, delta: CompletionDelta) -> None:
+        if self._readers is not None:
+            self._readers[delta.index].collect(delta)
+        super().collect(delta)
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        if self._readers is None:
+            message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        else:
+            message = self._readers[index].message.as_dict()
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(choice.logprobs) if self._has_logprobs else None,
+        }
+
+    def describe_usage(self, usage: Usage) -> dict[str, Any]:
+        described = super().describe_usage(usage)
+        if self._tells_reasoning and self._readers is not None:
+            num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers)
+            described["completion_tokens_details"] = {"reasoning_tokens": num_tokens}
+        return described
+
+    def _has_news(self, delta: CompletionDelta) -> bool:
+        """Something is to be told although no text is certain yet."""
+        return bool(
+            delta.finish_reason
+            or (self._has_logprobs and delta.logprobs)
+            or (self._returns_token_ids and delta.token_ids)
+        )
+
+    def _logprobs(self, tokens: list[TokenLogprobs]) -> dict[str, Any]:
+        return {"content": chat_logprobs(self._tokenizer, tokens, shows_ids=self._shows_ids), "refusal": None}
+
+
+class AnswerReader:
+    """One choice's text, read as it comes.
+
+    message:              what `collect` has read
+    num_reasoning_tokens: tokens after which the reasoning had not ended
+    """
+
+    def __init__(self, pipeline: ChatPipeline, includes_reasoning: bool):
+        self._pipeline = pipeline
+        self._includes_reasoning = includes_reasoning
+        self.message = ChatMessage()
+        self.num_reasoning_tokens = 0
+
+    def read(self, delta: CompletionDelta) -> list[ChatDelta]:
+        """What is certain by now. With the last one its finish_reason is changed to tool_calls, if that is so."""
+        deltas = self._pipeline.push(delta.text) if delta.text else []
+        if self._pipeline.is_reasoning:
+            self.num_reasoning_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            last, delta.finish_reason = self._pipeline.finish(delta.finish_reason)
+            deltas += last
+        return deltas if self._includes_reasoning else [kept for one in deltas if (kept := one.without_reasoning())]
+
+    def collect(self, delta: CompletionDelta) -> None:
+        self.message.add(self.read(delta))
