@@ -12,7 +12,7 @@ from octavo.server.responses import App, Receive, Scope, Send, send_bytes
 from octavo.server.settings import CorsSettings
 
 _MAX_AGE_S = 600
-_EXPOSED = b"x-request-id, retry-after, X-Octavo-Ignored-Fields"
+_EXPOSED = b"x-request-id, retry-after, x-octavo-ignored-fields"
 
 
 class CorsMiddleware:

@@ -53,7 +53,7 @@ async def test_a_preflight_needs_no_key_but_the_request_does(serving: Serving) -
     assert refused.status_code == 401
     for other in (refused, answer):
         assert other.headers["access-control-allow-origin"] == PAGE
-        assert other.headers["access-control-expose-headers"] == "x-request-id, retry-after"
+        assert other.headers["access-control-expose-headers"] == "x-request-id, retry-after, x-octavo-ignored-fields"
         assert other.headers["vary"] == "Origin"
     assert asked.headers["x-request-id"]
 
