@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo import __version__
+from octavo.cli import chat_options as chat
 from octavo.cli import model_options as options
 from octavo.cli import server_options as http
 from octavo.cli.model_options import MaybeBool, MaybeFloat, MaybeInt, MaybeStr
@@ -128,6 +129,11 @@ def serve(
     access_log: http.AccessLogOption = False,
     metrics_prefix: http.MetricsPrefixOption = "octavo",
     lenient: http.LenientOption = False,
+    chat_template: chat.ChatTemplateOption = None,
+    trust_request_chat_template: chat.TrustTemplateOption = False,
+    tool_call_parser: chat.ToolCallParserOption = None,
+    reasoning_parser: chat.ReasoningParserOption = None,
+    enable_auto_tool_choice: chat.AutoToolChoiceOption = False,
     config: Annotated[
         MaybeStr,
         typer.Option(
@@ -212,6 +218,10 @@ def serve(
         access_log=access_log,
         metrics_prefix=http.clean_metrics_prefix(metrics_prefix),
         is_lenient=lenient,
+        chat_template=chat.read_chat_template(chat_template),
+        trust_request_chat_template=trust_request_chat_template,
+        tool_call_parser=chat.check_tool_call_parser(tool_call_parser),
+        reasoning_parser=chat.check_reasoning_parser(reasoning_parser),
     )
     raise typer.Exit(run_server(engine_args, settings))
 

@@ -30,7 +30,7 @@ def get_reasoning_markers(name: str) -> ReasoningMarkers:
     """Raises ConfigError for a name we do not have."""
     if name not in FORMATS:
         raise ConfigError(
-            f"There is no reasoning parser {name!r}; there are {', '.join(sorted(FORMATS))}.",
+            f"There is no reasoning parser {name!r}; there are {', '.join(sorted(FORMATS))}, and none.",
             option="--reasoning-parser",
         )
     return FORMATS[name]

@@ -124,7 +124,7 @@ def test_help_shows_every_option_in_full(width: int) -> None:
     assert max(map(len, page.splitlines())) <= width
     assert page.startswith("Usage: octavo serve [MODEL] [OPTIONS]\n")
     headings = [line.split()[1] for line in page.splitlines() if line.startswith("──")]
-    assert headings == ["Arguments", "Model", "Memory", "Scheduling", "Server", "Access", "Machine"]
+    assert headings == ["Arguments", "Model", "Memory", "Scheduling", "Server", "Chat", "Access", "Machine"]
     for parameter in COMMAND.commands["serve"].params:
         for flag in (*parameter.opts, *parameter.secondary_opts):
             if flag.startswith("--"):
