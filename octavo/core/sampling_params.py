@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from octavo.errors import InvalidRequestError
 
@@ -18,6 +19,21 @@ MAX_BAD_WORDS = 256
 # Logits are multiplied and divided by it: within this, and its inverse, they stay finite in float32.
 MAX_REPETITION_PENALTY = 1e6
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
+# What other libraries call our fields, where the spelling is not near.
+_ELSEWHERE = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "num_return_sequences": "n",
+    "temp": "temperature",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "bad_words_ids": "bad_words",
+    "top_logprobs": "logprobs",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +89,12 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+
+    def __new__(cls, *args: Any, **fields: Any) -> SamplingParams:
+        """Refuses what is no field: a dataclass would do so too, but without a word about what was meant."""
+        if not fields.keys() <= cls.__dataclass_fields__.keys():
+            _refuse_unknown(next(name for name in fields if name not in cls.__dataclass_fields__), cls)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -160,6 +182,13 @@ def _read_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if len(read) > MAX_BIASED_TOKENS:
         _refuse("logit_bias", f"an object of {len(read)}", f"it may have at most {MAX_BIASED_TOKENS} entries")
     return tuple(read.items())
+
+
+def _refuse_unknown(name: str, cls: type[SamplingParams]) -> NoReturn:
+    known = list(cls.__dataclass_fields__)
+    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
+    raise InvalidRequestError(f"SamplingParams has no field {name!r}; {hint}", param=name, code="unknown_field")
 
 
 def _refuse(param: str, value: object, rule: str) -> NoReturn:
