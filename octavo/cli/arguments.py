@@ -3,6 +3,8 @@
 --max_model_len 512              ->  --max-model-len 512
 --served-model-name a b          ->  --served-model-name a --served-model-name b
 --config FILE                    ->  the file's settings, before whatever was typed
+
+What no parser of ours would take is refused here, all of it at once, with what it is called or why it is not there.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from octavo.errors import ConfigError
+from octavo.foreign_options import FOREIGN_COMMANDS, describe_unknown_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +28,23 @@ class Option:
     is_list: bool
 
 
-def prepare_arguments(command: Any, arguments: Sequence[str]) -> list[str]:
+def prepare_arguments(command: Any, arguments: Sequence[str], name: str = "octavo") -> list[str]:
     """command: typer's group, which may hold groups. Only what follows a known command's name is changed.
 
-    Raises ConfigError.
+    name: as it was called. Raises ConfigError.
     """
     for position, argument in enumerate(arguments):
         if not argument.startswith("-"):
+            name = f"{name} {argument}"
             if argument not in command.commands:
+                _refuse_command(name, argument)
                 break
             if hasattr(command.commands[argument], "commands"):
-                rest = prepare_arguments(command.commands[argument], arguments[position + 1 :])
+                rest = prepare_arguments(command.commands[argument], arguments[position + 1 :], name)
                 return [*arguments[: position + 1], *rest]
             options = read_options(command.commands[argument].params)
             rest = normalize(arguments[position + 1 :], options)
+            refuse_unknown_options(rest, options, name)
             if any(option.flag == "--config" for option in options.values()):
                 rest = apply_config_file(rest, options)
             return [*arguments[: position + 1], *rest]
@@ -44,10 +52,10 @@ def prepare_arguments(command: Any, arguments: Sequence[str]) -> list[str]:
 
 
 def read_options(parameters: Iterable[Any]) -> dict[str, Option]:
-    """Every spelling of a long flag, to its option."""
+    """Every spelling of a flag, to its option; an option's own name is a long one."""
     options: dict[str, Option] = {}
     for parameter in parameters:
-        flags = [flag for flag in parameter.opts if flag.startswith("--")]
+        flags = sorted((flag for flag in parameter.opts if flag.startswith("-")), key=lambda flag: flag[:2] != "--")
         if not flags:
             continue
         negative = next((flag for flag in parameter.secondary_opts if flag.startswith("--")), None)
@@ -69,8 +77,8 @@ def normalize(arguments: Sequence[str], options: dict[str, Option]) -> list[str]
         position += 1
         if argument == "--":
             return [*result, "--", *arguments[position:]]
-        if not argument.startswith("--"):
-            has_positional = has_positional or not argument.startswith("-")
+        if not argument.startswith("-"):
+            has_positional = True
             result.append(argument)
             continue
         flag, equals, value = argument.partition("=")
@@ -90,6 +98,45 @@ def normalize(arguments: Sequence[str], options: dict[str, Option]) -> list[str]
             result += [dashed, arguments[position]]
             position += 1
     return result
+
+
+def refuse_unknown_options(arguments: Sequence[str], options: dict[str, Option], name: str) -> None:
+    """Raises ConfigError, for all of them at once: a command line from another server has several."""
+    unknown: list[tuple[str, str | None]] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if argument == "--":
+            break
+        if len(argument) < 2 or argument[0] != "-":
+            continue
+        flag, equals, typed = argument.partition("=")
+        if flag in options:
+            position += options[flag].takes_value and not equals
+        elif argument[:2] == "--" or argument[:2] not in options:  # -qint8 is -q int8
+            # Whether it takes a value is not known; a model's name after it is not told from one, but does no harm.
+            has_value = not equals and position < len(arguments) and arguments[position][:1] != "-"
+            unknown.append((flag, arguments[position] if has_value else typed if equals else None))
+            position += has_value
+    if not unknown:
+        return
+    page = f"`{name} --help` lists all options."
+    sentences = []
+    for flag, value in unknown:
+        remark = describe_unknown_option(flag, value, options)
+        end = "" if remark.endswith("?") else "."
+        sentences.append(f"There is no option {flag}" + (f": {remark}{end}" if remark else "."))
+    message = f"{sentences[0]} {page}"
+    if len(sentences) > 1:
+        message = f"{len(sentences)} options are not known here; {page}\n  " + "\n  ".join(sentences)
+    raise ConfigError(message, option=unknown[0][0])
+
+
+def _refuse_command(name: str, word: str) -> None:
+    """Raises ConfigError for another program's command; others are left to the parser."""
+    if word in FOREIGN_COMMANDS:
+        raise ConfigError(f"There is no `{name}`: {FOREIGN_COMMANDS[word]}. `octavo --help` lists the commands.")
 
 
 def apply_config_file(arguments: Sequence[str], options: dict[str, Option]) -> list[str]:

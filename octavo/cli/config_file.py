@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import yaml
 
 from octavo.errors import ConfigError
+from octavo.foreign_options import describe_unknown_option
 
 
 class FileOption(Protocol):
@@ -38,7 +38,7 @@ def read_config_file(path: Path, options: Iterable[OptionT]) -> list[tuple[Optio
         is_negative = name.startswith("no-") and name[3:] in by_key
         option = by_key.get(name[3:] if is_negative else name)
         if option is None:
-            raise ConfigError(f"{path}: there is no option {key}; {_nearest(name, by_key)}", option="--config")
+            raise ConfigError(f"{path}: there is no option {key}; {_explain(name, by_key, value)}", option="--config")
         if option.flag in seen:
             raise ConfigError(
                 f"{path}: {seen[option.flag]} and {key} are the same option; keep one.", option="--config"
@@ -94,6 +94,10 @@ def _as_arguments(path: Path, key: str, option: FileOption, value: Any) -> list[
     return [f"{option.flag}={item}" for item in values]
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {nearest[0]}?" if nearest else "`octavo serve --help` lists them."
+def _explain(name: str, by_key: Mapping[str, FileOption], value: Any) -> str:
+    """What to write in place of a key that is none."""
+    flags = {f"--{key}" for key in by_key}
+    remark = describe_unknown_option(f"--{name}", str(value) if isinstance(value, (str, int, float)) else None, flags)
+    if not remark:
+        return "`octavo serve --help` lists them."
+    return remark.replace("--", "") if remark.endswith("?") else f"{remark}."

@@ -24,6 +24,7 @@ from octavo.engine.stats import EngineStats
 from octavo.engine.text_output import OutputAccumulator, RequestText
 from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
+from octavo.foreign_options import describe_unknown_argument
 from octavo.structured.compile import validate_spec
 from octavo.structured.grammar import make_grammar_factory
 from octavo.structured.request import find_spec
@@ -63,6 +64,12 @@ class LLM:
         **engine_args: Any,
     ):
         args = _make_engine_args(model, engine_args)
+        if isinstance(tokenizer, str):
+            raise ConfigError(
+                f"tokenizer is {tokenizer!r}, but the tokenizer comes from the model's own folder or file; put the "
+                "wanted one there, and leave the argument out.",
+                option="tokenizer",
+            )
         report_progress = on_progress or _ignore_progress
         source = source or fetch_source(args, report_progress)
         self.tokenizer = tokenizer or load_tokenizer(source)
@@ -346,7 +353,12 @@ def _make_engine_args(model: str | None, options: dict[str, Any]) -> EngineArgs:
     known = EngineArgs.__dataclass_fields__
     for name in options:
         if name not in known:
-            raise ConfigError(f"LLM has no option {name!r}; known are {', '.join(sorted(known))}.", option=name)
+            remark = describe_unknown_argument(name, known)
+            raise ConfigError(
+                f"LLM has no option {name!r}{f': {remark}' if remark else ''}"
+                f"{'' if remark.endswith('?') else '.'} Known are {', '.join(sorted(known))}.",
+                option=name,
+            )
     return EngineArgs(model=model, **options)
 
 
