@@ -51,6 +51,18 @@ class ChatLogprobs(msgspec.Struct):
     refusal: list[TokenLogprob] | None = None
 
 
+class RankedLogprob(msgspec.Struct):
+    """rank: 1 is the best; null for a token that is not among the alternatives"""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# One entry a token, by token id; null for the first one, which nothing predicted.
+PromptLogprobs = list[dict[str, RankedLogprob] | None]
+
+
 class ChatMessage(msgspec.Struct):
     role: Literal["assistant"]
     content: str | None
@@ -58,13 +70,14 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatChoice(msgspec.Struct):
-    """stop_reason: the stop string or the id of the stop token that ended it"""
+    """stop_reason: the stop string or the id of the stop token that ended it. token_ids: with return_token_ids"""
 
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -74,6 +87,8 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatDelta(msgspec.Struct):
@@ -87,6 +102,7 @@ class ChatChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionChunk(msgspec.Struct):
@@ -96,6 +112,8 @@ class ChatCompletionChunk(msgspec.Struct):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -113,6 +131,9 @@ class CompletionChoice(msgspec.Struct):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(msgspec.Struct):
