@@ -17,7 +17,10 @@ from octavo.server.logprobs import chat_logprobs
 from octavo.server.protocol import ChatRequest
 from octavo.text.pipeline import ChatDelta, ChatMessage, ChatPipeline
 
-_ROLE = b'"role":"assistant","content":'
+# As the message has it: content is null where calls or reasoning come first.
+_TEXT_BEGINS = b'"role":"assistant","content":""'
+_OTHERS_BEGIN = b'"role":"assistant","content":null'
+_GOES_ON = b'},"logprobs":null,"finish_reason":null}'
 
 
 class ChatFormat(AnswerFormat):
@@ -44,23 +47,22 @@ class ChatFormat(AnswerFormat):
 
     def chunk(self, delta: CompletionDelta, choice: Choice) -> bytes:
         if self._readers is None:
-            parts = [b'"content":' + encode_json(delta.text)] if delta.text else []
-            is_text = True
+            parts, is_text = [b'"content":' + encode_json(delta.text)] if delta.text else [], True
         else:
-            found = self._readers[delta.index].read(delta)
-            parts = [encode_json(one.as_dict())[1:-1] for one in found]
-            is_text = found[0].content is not None and not found[0].reasoning_content if found else True
-            if not parts and not self._has_news(delta):
+            reader = self._readers[delta.index]
+            deltas = reader.read(delta)
+            parts, is_text = [encode_json(one.as_dict())[1:-1] for one in deltas], reader.begins_with_text
+            if not deltas and not self._has_news(delta):
                 return b""
+            if is_text and not deltas and choice.has_begun:
+                parts = [b'"content":""']  # nothing was said: the role was sent with null, and the message has ""
         start = self.chunk_head + b'{"index":%d,"delta":{' % delta.index
         events = []
         if not choice.has_begun:
             choice.has_begun = True
-            # As the message has it: null before calls or reasoning.
-            parts_of_role = _ROLE + (b'""' if is_text else b"null")
-            events.append(start + parts_of_role + b'},"logprobs":null,"finish_reason":null}' + self.end_chunk())
+            events.append(start + (_TEXT_BEGINS if is_text else _OTHERS_BEGIN) + _GOES_ON + self.end_chunk())
         for part in parts[:-1]:
-            events.append(start + part + b'},"logprobs":null,"finish_reason":null}' + self.end_chunk())
+            events.append(start + part + _GOES_ON + self.end_chunk())
         logprobs = b"null"
         if self._has_logprobs and delta.logprobs:
             logprobs = encode_json(self._logprobs(delta.logprobs))
@@ -107,6 +109,7 @@ class AnswerReader:
     """One choice's text, read as it comes.
 
     message:              what `collect` has read
+    begins_with_text:     what was read last begins the message, with text, or ends one in which nothing was said
     num_reasoning_tokens: tokens after which the reasoning had not ended
     """
 
@@ -114,7 +117,9 @@ class AnswerReader:
         self._pipeline = pipeline
         self._includes_reasoning = includes_reasoning
         self.message = ChatMessage()
+        self.begins_with_text = False
         self.num_reasoning_tokens = 0
+        self._has_begun = False
 
     def read(self, delta: CompletionDelta) -> list[ChatDelta]:
         """What is certain by now. With the last one its finish_reason is changed to tool_calls, if that is so."""
@@ -124,7 +129,13 @@ class AnswerReader:
         if delta.finish_reason is not None:
             last, delta.finish_reason = self._pipeline.finish(delta.finish_reason)
             deltas += last
-        return deltas if self._includes_reasoning else [kept for one in deltas if (kept := one.without_reasoning())]
+        if not self._includes_reasoning:
+            deltas = [kept for one in deltas if (kept := one.without_reasoning())]
+        is_text = deltas[0].content is not None if deltas else delta.finish_reason is not None
+        has_reasoning = bool(deltas) and deltas[0].reasoning_content is not None
+        self.begins_with_text = is_text and not has_reasoning and not self._has_begun
+        self._has_begun = self._has_begun or bool(deltas)
+        return deltas
 
     def collect(self, delta: CompletionDelta) -> None:
         self.message.add(self.read(delta))
