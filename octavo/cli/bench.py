@@ -76,12 +76,12 @@ def _server_option(help_text: str, metavar: str) -> Any:
 @bench.command()
 def serve(
     url: Annotated[str, _server_option("Any server with OpenAI's API.", "URL")] = "http://127.0.0.1:8000",
-    model: Annotated[MaybeStr, _server_option("By default the first that it offers.", "MODEL")] = None,
+    model: Annotated[MaybeStr, _server_option("Its name. [default: the first that the server lists]", "MODEL")] = None,
     api_key: Annotated[MaybeStr, _server_option("Sent as a bearer token.", "KEY")] = None,
     compare_url: Annotated[
         MaybeStr, _server_option("A second server, measured in turn with the first: A B A B.", "URL")
     ] = None,
-    compare_model: Annotated[MaybeStr, _server_option("The second server's model.", "MODEL")] = None,
+    compare_model: Annotated[MaybeStr, _server_option("The second server's. [default: its first]", "MODEL")] = None,
     api: Annotated[str, _server_option("completions or chat.", "API")] = "completions",
     extra_body: Annotated[MaybeStr, _server_option("Fields for every request; null leaves one out.", "JSON")] = None,
     scenario: Annotated[

@@ -12,6 +12,9 @@ from typing import Any
 
 _MAX_WIDTH = 110
 _NAMES_WIDTH = 34
+# On a narrower terminal the help is below the names.
+_MIN_WIDTH_BESIDE = 60
+_NARROW_INDENT = 6
 _OTHER_PANEL = "Options"
 
 
@@ -30,7 +33,7 @@ def make_help_page(command: Any, name: str, *, is_terminal: bool, width: int | N
     positionals = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     commands = getattr(command, "commands", {})
     words = ["COMMAND"] if commands else [_metavar(parameter) for parameter in positionals]
-    page.line(f"Usage: {' '.join([name, *words])} [OPTIONS]")
+    page.usage(" ".join(["Usage:", name, *words, "[OPTIONS]"]))
     page.paragraph(command.help or "")
     if commands:
         page.heading("Commands")
@@ -58,6 +61,9 @@ class _Page:
     def line(self, line: str) -> None:
         self.text += line + "\n"
 
+    def usage(self, text: str) -> None:
+        self.line(textwrap.fill(text, self._width, subsequent_indent="  "))
+
     def paragraph(self, text: str) -> None:
         self.text += "\n" + textwrap.fill(text, self._width) + "\n"
 
@@ -67,11 +73,13 @@ class _Page:
 
     def entry(self, names: str, help_text: str) -> None:
         """The help beside the names, or below them when they are long."""
-        indent = " " * _NAMES_WIDTH
-        lines = textwrap.wrap(help_text, max(self._width - _NAMES_WIDTH, 20)) or [""]
+        is_narrow = self._width < _MIN_WIDTH_BESIDE
+        indent = " " * (_NARROW_INDENT if is_narrow else _NAMES_WIDTH)
+        lines = textwrap.wrap(help_text, max(self._width - len(indent), 20)) or [""]
         first = f"  {names}"
-        if len(first) >= _NAMES_WIDTH - 1:
-            self.line(first)
+        if is_narrow or len(first) >= _NAMES_WIDTH - 1:
+            for line in textwrap.wrap(names, max(self._width - 2, 20)):
+                self.line(f"  {line}")
         else:
             self.line(f"{first:<{_NAMES_WIDTH}}{lines.pop(0)}".rstrip())
         for line in lines:
@@ -103,8 +111,14 @@ def _metavar(parameter: Any) -> str:
 
 
 def _option_help(option: Any) -> str:
-    text = option.help or ""
-    default = option.default
-    if option.show_default and default is not None and not option.is_flag and "[default" not in text:
-        text += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
-    return text
+    """With the default, as the option's own text or the parser has it."""
+    text, default = option.help or "", option.default
+    if "[default" in text or option.is_eager:
+        return text
+    if option.is_flag:
+        shown = "on" if default else "off"
+    elif isinstance(default, float):
+        shown = f"{default:g}"
+    else:
+        shown = "none" if default in (None, "", (), []) else str(default)
+    return f"{text} [default: {shown}]"

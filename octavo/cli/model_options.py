@@ -6,6 +6,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from octavo.errors import ConfigError
+
 MODEL_PANEL = "Model"
 MEMORY_PANEL = "Memory"
 SCHEDULING_PANEL = "Scheduling"
@@ -43,7 +45,8 @@ DtypeOption = Annotated[
     MaybeStr,
     typer.Option(
         metavar="DTYPE",
-        help="Format of the weights that are floats: auto (as in the checkpoint), float32, float16, bfloat16.",
+        help="Format of the weights that are floats: auto (as in the checkpoint), float32, float16, bfloat16. "
+        "[default: auto]",
         rich_help_panel=MODEL_PANEL,
         show_default=False,
     ),
@@ -55,7 +58,7 @@ QuantizationOption = Annotated[
         "-q",
         metavar="METHOD",
         help="How weights are packed: auto (as in a quantized checkpoint; int8 for one of floats), int8, int4, none; "
-        "or gguf, gptq, awq, compressed-tensors, to insist on that kind of checkpoint.",
+        "or gguf, gptq, awq, compressed-tensors, to insist on that kind of checkpoint. [default: auto]",
         rich_help_panel=MODEL_PANEL,
         show_default=False,
     ),
@@ -65,7 +68,7 @@ TrustOption = Annotated[
     typer.Option(
         "--trust-remote-code",
         help="Accept a checkpoint that asks for its own Python code. That code is never run: "
-        "such a model works only if its architecture is one of ours.",
+        "such a model works only if its architecture is one of ours. [default: off]",
         rich_help_panel=MODEL_PANEL,
         show_default=False,
     ),
@@ -86,7 +89,8 @@ KVCacheDtypeOption = Annotated[
     typer.Option(
         "--kv-cache-dtype",
         metavar="DTYPE",
-        help="Format of cached keys and values: auto, float16, float32.",
+        help="Format of cached keys and values: auto (float16; float32 with --dtype float32), float16, float32, "
+        "int8 (half of float16's memory, for little accuracy). [default: auto]",
         rich_help_panel=MEMORY_PANEL,
         show_default=False,
     ),
@@ -95,7 +99,7 @@ KVCacheBytesOption = Annotated[
     MaybeStr,
     typer.Option(
         "--kv-cache-memory-bytes",
-        help="Exactly this much for the KV cache (2GiB, 500M), whatever the share.",
+        help="Exactly this much for the KV cache (2GiB, 500M), whatever the share. [default: what the share leaves]",
         metavar="BYTES",
         rich_help_panel=MEMORY_PANEL,
         show_default=False,
@@ -105,7 +109,8 @@ SeedOption = Annotated[
     MaybeInt,
     typer.Option(
         metavar="N",
-        help="What random numbers are drawn from, for requests without a seed of their own.",
+        help="What random numbers are drawn from, for requests without a seed of their own. "
+        "[default: something else at each start]",
         rich_help_panel=MACHINE_PANEL,
         show_default=False,
     ),
@@ -123,8 +128,19 @@ DeviceOption = Annotated[
     MaybeStr,
     typer.Option(
         metavar="DEVICE",
-        help="auto, cpu, or reference (slow NumPy code, to compare with).",
+        help="auto, cpu, or reference (slow NumPy code, to compare with). [default: auto]",
         rich_help_panel=MACHINE_PANEL,
         show_default=False,
     ),
 ]
+
+
+def pick_model(argument: str | None, option: str | None) -> str | None:
+    """MODEL and --model are two ways to say the same. Raises ConfigError for two different ones."""
+    if argument is not None and option is not None and argument != option:
+        raise ConfigError(
+            f"The model is {argument!r} and --model is {option!r}; give one of them. (A second served name needs a "
+            "--served-model-name of its own.)",
+            option="--model",
+        )
+    return argument if argument is not None else option

@@ -6,6 +6,7 @@ import shutil
 import time
 from typing import TextIO
 
+from octavo.cli.cells import cell_width, cut_to_width
 from octavo.report import format_bytes
 
 _SILENT_S = 1.0
@@ -39,9 +40,10 @@ class ProgressLine:
             self._what, self._painted_at = what, now
             line = what + (" " + _describe(num_done, num_total) if num_total else " ...")
             # A line that wraps could not be painted over.
-            line = line[: shutil.get_terminal_size().columns - 1]
-            self._write(f"\r{line:<{self._width}}")
-            self._width = len(line)
+            line = cut_to_width(line, shutil.get_terminal_size().columns - 1)
+            width = cell_width(line)
+            self._write("\r" + line + " " * (self._width - width))
+            self._width = width
 
     def clear(self) -> None:
         """Leave a clean line behind."""

@@ -32,13 +32,17 @@ MinPOption = Annotated[
 RequestSeedOption = Annotated[
     MaybeInt,
     typer.Option(
-        "--seed", metavar="N", help="The same seed gives the same answer.", rich_help_panel=_PANEL, show_default=False
+        "--seed",
+        metavar="N",
+        help="The same seed gives the same answer. [default: a new one each time]",
+        rich_help_panel=_PANEL,
+        show_default=False,
     ),
 ]
 StopOption = Annotated[
     list[str],
     typer.Option(
-        help="A text that ends the answer; may be repeated.",
+        help="A text that ends the answer; may be repeated. [default: none]",
         metavar="TEXT",
         rich_help_panel=_PANEL,
         show_default=False,

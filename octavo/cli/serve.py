@@ -15,7 +15,6 @@ from octavo.cli import model_options as options
 from octavo.cli import server_options as http
 from octavo.cli.model_options import MaybeBool, MaybeFloat, MaybeInt, MaybeStr
 from octavo.cli.quantities import parse_quantity
-from octavo.errors import ConfigError
 from octavo.server.settings import DEFAULT_SHUTDOWN_TIMEOUT_S, ServerSettings
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def serve(
     config: Annotated[
         MaybeStr,
         typer.Option(
-            help="Options from a YAML file; what is typed wins.",
+            help="Options from a YAML file; what is typed wins. [default: none]",
             metavar="FILE.yaml",
             rich_help_panel=_SERVER,
             show_default=False,
@@ -160,7 +159,7 @@ def serve(
             "--tensor-parallel-size",
             "-tp",
             metavar="N",
-            help="Devices to spread the model over; 1 for now.",
+            help="Devices to spread the model over; 1 for now. [default: 1]",
             rich_help_panel=_MACHINE,
             show_default=False,
         ),
@@ -169,7 +168,8 @@ def serve(
         MaybeBool,
         typer.Option(
             "--enforce-eager/--no-enforce-eager",
-            help="Accepted for vLLM's users. No graphs are captured, every step runs eagerly anyway.",
+            help="Accepted for vLLM's users. No graphs are captured, every step runs eagerly anyway. "
+            "[default: without effect]",
             rich_help_panel=_MACHINE,
             show_default=False,
         ),
@@ -179,7 +179,7 @@ def serve(
     from octavo.config import EngineArgs, check_args
 
     engine_args = EngineArgs(
-        model=pick_model(model_argument, model),
+        model=options.pick_model(model_argument, model),
         served_model_name=tuple(dict.fromkeys(served_model_name)) or None,
         max_model_len=parse_quantity("--max-model-len", max_model_len),
         gpu_memory_utilization=gpu_memory_utilization,
@@ -224,17 +224,6 @@ def serve(
         reasoning_parser=chat.check_reasoning_parser(reasoning_parser),
     )
     raise typer.Exit(run_server(engine_args, settings))
-
-
-def pick_model(argument: str | None, option: str | None) -> str | None:
-    """MODEL and --model are two ways to say the same."""
-    if argument is not None and option is not None and argument != option:
-        raise ConfigError(
-            f"The model is {argument!r} and --model is {option!r}; give one of them. (A second served name needs a "
-            "--served-model-name of its own.)",
-            option="--model",
-        )
-    return argument if argument is not None else option
 
 
 def run_server(engine_args: EngineArgs, settings: ServerSettings) -> int:

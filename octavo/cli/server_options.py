@@ -27,7 +27,7 @@ RootPathOption = Annotated[
     str,
     typer.Option(
         metavar="PATH",
-        help="What a proxy puts before our paths, such as /llm; it may take it off again or not.",
+        help="What a proxy puts before our paths, such as /llm; it may take it off again or not. [default: none]",
         rich_help_panel=SERVER_PANEL,
         show_default=False,
     ),
@@ -98,7 +98,7 @@ ApiKeyOption = Annotated[
     list[str],
     typer.Option(
         help="A key that requests must carry; may be repeated. Without it OCTAVO_API_KEY or VLLM_API_KEY, "
-        "if one is set.",
+        "if one is set. [default: none]",
         metavar="KEY",
         rich_help_panel=ACCESS_PANEL,
         show_default=False,
@@ -108,7 +108,7 @@ CertfileOption = Annotated[
     MaybeStr,
     typer.Option(
         "--ssl-certfile",
-        help="Serve https with this certificate (PEM, the whole chain).",
+        help="Serve https with this certificate (PEM, the whole chain). [default: http]",
         metavar="FILE",
         rich_help_panel=ACCESS_PANEL,
         show_default=False,
@@ -118,7 +118,7 @@ KeyfileOption = Annotated[
     MaybeStr,
     typer.Option(
         "--ssl-keyfile",
-        help="The certificate's key, if it is not in the same file.",
+        help="The certificate's key, if it is not in the same file. [default: in the same file]",
         metavar="FILE",
         rich_help_panel=ACCESS_PANEL,
         show_default=False,
@@ -128,7 +128,7 @@ CaCertsOption = Annotated[
     MaybeStr,
     typer.Option(
         "--ssl-ca-certs",
-        help="Take only clients with a certificate that one of these has signed.",
+        help="Take only clients with a certificate that one of these has signed. [default: any client]",
         metavar="FILE",
         rich_help_panel=ACCESS_PANEL,
         show_default=False,

@@ -34,6 +34,12 @@ class Session:
             raise InvalidRequestError("This model has no chat template; use `octavo generate` with a plain prompt.")
         return encode_chat(self._engine.tokenizer, template, messages, add_generation_prompt=True)
 
+    async def answer(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> AsyncGenerator[str, None]:
+        """The answer to a conversation, as `stream` gives it."""
+        async with aclosing(self.stream(self.encode_messages(messages), params)) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[str, None]:
         """The answer's text as it comes. Closing it aborts. Raises ClientError, RequestFailedError."""
         self._engine.validate(prompt_token_ids, params)

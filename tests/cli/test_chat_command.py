@@ -29,21 +29,18 @@ class EchoSession:
     def __init__(self) -> None:
         self.asked: list[list[dict[str, Any]]] = []
 
-    def encode_messages(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    async def answer(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> AsyncGenerator[str, None]:
         if messages[-1]["content"] == "long":
             raise InvalidRequestError("The messages have 9000 tokens.", param="messages")
         self.asked.append(list(messages))
-        return [len(self.asked)]
-
-    async def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[str, None]:
-        for piece in ("answer ", str(prompt_token_ids[0])):
+        for piece in ("answer ", str(len(self.asked))):
             yield piece
 
 
 async def talk(monkeypatch: pytest.MonkeyPatch, text: str, system: str | None = None) -> tuple[EchoSession, int]:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     session = EchoSession()
-    status = await converse(session, SamplingParams(), system, is_interactive=False)  # type: ignore[arg-type]
+    status = await converse(session, SamplingParams(), system, is_interactive=False)
     return session, status
 
 
@@ -72,3 +69,17 @@ async def test_a_refused_turn_is_told_and_taken_back(
     assert status == 1
     assert "9000 tokens" in capsys.readouterr().err
     assert [message["content"] for message in session.asked[-1]] == ["one", "answer 1", "two"]
+
+
+async def test_what_we_say_breaks_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setattr("builtins.input", lambda prompt: "/exit")
+    await converse(EchoSession(), SamplingParams(), None, is_interactive=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "echo: /reset forgets the",
+        "conversation, /exit",
+        "leaves, Ctrl-C stops an",
+        "answer.",
+    ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+from typing import Any
 
 import pytest
 import typer
 
 from octavo.cli import progress as progress_module
+from octavo.cli.cells import wrap_words
 from octavo.cli.help_page import make_help_page, wants_help
 from octavo.cli.main import app
 from octavo.cli.progress import ProgressLine
@@ -132,6 +135,40 @@ def test_help_shows_every_option_in_full(width: int) -> None:
         assert parameter.help
 
 
+def every_command() -> list[tuple[str, Any]]:
+    bench = COMMAND.commands["bench"].commands
+    named = {**COMMAND.commands, **{f"bench {name}": command for name, command in bench.items()}}
+    return [(name, command) for name, command in named.items() if name != "bench"]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), every_command(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_help_shows_the_default_of_every_option(name: str, command: Any) -> None:
+    page = make_help_page(command, f"octavo {name}", is_terminal=False, width=200)
+    entries = re.split(r"\n  (?=-)", page)[1:]
+    assert len(entries) == sum(option.param_type_name == "option" for option in command.params)
+    for entry in entries:
+        text = " ".join(entry.split("\n──")[0].split())
+        assert text.count("[default: ") == 1, text
+
+
+def test_a_flag_shows_its_default_as_on_or_off() -> None:
+    page = make_help_page(COMMAND.commands["bench"].commands["kernels"], "x", is_terminal=False, width=200)
+    assert re.search(r"--numpy / --no-numpy .*\[default: on\]", page)
+    page = make_help_page(COMMAND.commands["generate"], "x", is_terminal=False, width=200)
+    assert re.search(r"--ignore-eos .*\[default: off\]", page)
+
+
+@pytest.mark.parametrize("width", [30, 40, 59])
+@pytest.mark.parametrize(
+    ("name", "command"), every_command(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_help_fits_a_narrow_terminal(name: str, command: Any, width: int) -> None:
+    page = make_help_page(command, f"octavo {name}", is_terminal=False, width=width)
+    assert max(map(len, page.splitlines())) <= width
+
+
 def test_help_lists_the_commands() -> None:
     page = make_help_page(COMMAND, "octavo", is_terminal=False, width=80)
     for name in ("serve", "generate", "chat", "version"):
@@ -198,6 +235,33 @@ def test_a_narrow_terminal_gets_no_line_that_wraps(clock: list[float], monkeypat
     painted, blank, end = stream.getvalue()[1:].split("\r")
     assert len(painted) == len(blank) == 39
     assert end == ""
+
+
+def test_wide_characters_are_counted_in_cells(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    stream = Terminal()
+    line = ProgressLine(stream)
+    clock[0] += 2
+    line.show("日本語のモデル")
+    line.clear()
+    painted, blank, _ = stream.getvalue()[1:].split("\r")
+    assert painted == "日本語のモ"
+    assert len(blank) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("a model: /reset forgets", 12, ["a model:", "/reset", "forgets"]),
+        ("日本 語のモデル x", 6, ["日本", "語のモ", "デル x"]),
+        ("Qwen2.5-Instruct", 6, ["Qwen2.", "5-Inst", "ruct"]),
+        ("e\u0301e\u0301 e\u0301", 4, ["e\u0301e\u0301 e\u0301"]),
+        ("日", 1, ["日"]),
+        ("", 9, []),
+    ],
+)
+def test_words_are_wrapped_in_cells(text: str, width: int, lines: list[str]) -> None:
+    assert wrap_words(text, width) == lines
 
 
 def test_a_log_gets_one_line_a_stage(clock: list[float]) -> None:
