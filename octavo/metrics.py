@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from octavo.core.interfaces import FinishReason, StepStats
 from octavo.core.sampling_params import SamplingParams
+from octavo.prometheus_text import CONTENT_TYPE, render_registry
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+__all__ = ["CONTENT_TYPE", "Metrics", "RequestTimes"]
 
 # Seconds. From a cached prompt on a small model to a long prompt in a long queue.
 _TIME_TO_FIRST_TOKEN_BUCKETS = (
@@ -194,7 +194,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Prometheus text, for /metrics; CONTENT_TYPE goes with it."""
-        return generate_latest(self.registry)
+        return render_registry(self.registry)
 
     def read(self, name: str, **labels: str) -> float:
         """One sample by its full name without the prefix ("num_requests_running"); for tests and tools."""

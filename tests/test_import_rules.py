@@ -25,9 +25,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "report": (),
     "engine_args": (),
     "foreign_options": (),
+    "prometheus_text": (),
     "memory_fit": ("engine_args", "machine", "report"),
     "config": ("core.interfaces", "engine_args", "machine", "memory_fit", "report"),
-    "metrics": ("core.interfaces", "core.sampling_params"),
+    "metrics": ("core.interfaces", "core.sampling_params", "prometheus_text"),
     "_cpu": (),  # the compiled kernels
     "ops": ("_cpu",),
     "quant": ("ops",),
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "structured": ("core.interfaces",),
     "executor": (*PLAIN_DATA, "config", "lora", "machine", "models", "ops", "report", "weights"),
     "engine": ("config", "core", "executor", "foreign_options", "metrics", "report", "structured", "text", "weights"),
-    "server": (*PLAIN_DATA, "engine", "text"),
+    "server": (*PLAIN_DATA, "engine", "prometheus_text", "text"),
     # Beside the public names: the ops and the executor that `bench kernels` and `bench step` look into.
     "bench": ("_cpu", "executor.local", "machine", "ops", "report", "weights.model_source"),
 }

@@ -6,7 +6,8 @@ http_requests_total{handler, method, status="2xx"} and http_request_duration_sec
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.exposition import generate_latest
+
+from octavo.prometheus_text import render_registry
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 # Whatever else is sent counts as one: a client must not be able to make labels.
@@ -38,4 +39,4 @@ class HttpMetrics:
         self._seconds.labels(handler, shown_method).observe(seconds)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return render_registry(self._registry)

@@ -33,6 +33,28 @@ _WHEEL = re.compile(
     r"(?:==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*))?(?::(?P<file>[^/\\:]+\.gguf))?"
 )
 
+# Repositories that the Hub once had without an owner, and where they are now.
+_OWNERS = {
+    **dict.fromkeys(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"), "openai-community"),
+    **dict.fromkeys(("distilgpt2", "distilbert-base-uncased", "distilroberta-base"), "distilbert"),
+    **dict.fromkeys(("bert-base-uncased", "bert-base-cased", "bert-large-uncased"), "google-bert"),
+    **dict.fromkeys(("t5-small", "t5-base", "t5-large"), "google-t5"),
+    **dict.fromkeys(("roberta-base", "roberta-large", "xlm-roberta-base"), "FacebookAI"),
+}
+# What short names, Ollama's among them, mean: without punctuation, the first that begins so.
+_SHORT_NAMES = (
+    ("smollm2", f"{DEFAULT_MODEL} (135M) or HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+    ("smollm", DEFAULT_MODEL),
+    ("qwen3", "Qwen/Qwen3-0.6B"),
+    ("qwen2", "Qwen/Qwen2.5-0.5B-Instruct"),
+    ("qwen", "Qwen/Qwen3-0.6B"),
+    ("tinyllama", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    ("llama3", "meta-llama/Llama-3.2-1B-Instruct"),
+    ("llama", "meta-llama/Llama-3.2-1B-Instruct"),
+    ("gemma", "google/gemma-3-270m-it"),
+    ("mistral", "mistralai/Mistral-7B-Instruct-v0.3"),
+)
+
 # What a model consists of; repositories also hold weights in other formats, pictures and training states.
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 _HUB_FILES_NOT = ["*/*", "consolidated*.safetensors"]
@@ -126,13 +148,24 @@ def _looks_like_a_path(model: str) -> bool:
 
 def _describe_missing(model: str, path: Path) -> str:
     if not _looks_like_a_path(model) and "/" not in model and "\\" not in model:
-        return f"{model!r} is no file or folder here, and not a model's name. {_FORMS}"
+        return f"{model!r} is no file or folder here. {_describe_bare_name(model)}"
     folder = path.parent
     if not folder.is_dir():
         return f"There is no such file or folder: {model} (nor is there a folder {folder}). {_FORMS}"
     near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
     hint = f" Did you mean {folder / near[0]}?" if near else f" {_FORMS}"
     return f"There is no such file or folder: {model}.{hint}"
+
+
+def _describe_bare_name(model: str) -> str:
+    """What to type in place of a name without an owner, as Ollama and old pages of the Hub have it."""
+    word = model.lower().partition(":")[0]
+    if word in _OWNERS:
+        return f"On the Hugging Face Hub it is {_OWNERS[word]}/{word}: ids have an owner before the name."
+    for known, meant in _SHORT_NAMES:
+        if re.sub("[-_. ]", "", word).startswith(known):
+            return f"Models have no short names here; did you mean {meant}?"
+    return f"A Hugging Face id has an owner before the name. {_FORMS}"
 
 
 def _list_names(names: list[str]) -> str:

@@ -89,3 +89,10 @@ def test_two_engines_do_not_share_a_registry_and_the_prefix_can_be_chosen() -> N
     first.push_tokens(5)
     assert second.read("generation_tokens_total") == 0
     assert b"vllm:generation_tokens_total" in second.render()
+
+
+def test_no_times_of_creation_are_shown() -> None:
+    metrics = Metrics("m", 100)
+    metrics.push_step(StepStats(num_blocks=10))
+    assert b"_created" not in metrics.render()
+    assert b"octavo:num_preemptions_total" in metrics.render()

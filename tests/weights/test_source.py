@@ -452,3 +452,22 @@ def test_the_cache_s_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert cache_home() == Path("/var/cache/octavo")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_home() == tmp_path / ".cache/octavo"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("gpt2", "On the Hugging Face Hub it is openai-community/gpt2"),
+        ("bert-base-uncased", "google-bert/bert-base-uncased"),
+        ("smollm2:135m", f"did you mean {DEFAULT_MODEL}"),
+        ("llama3.2", "did you mean meta-llama/Llama-3.2-1B-Instruct?"),
+        ("Qwen2.5:0.5b", "did you mean Qwen/Qwen2.5-0.5B-Instruct?"),
+        ("qwen3", "did you mean Qwen/Qwen3-0.6B?"),
+        ("gemma3:270m", "did you mean google/gemma-3-270m-it?"),
+        ("xyzzy", "has an owner before the name. A model is a local folder"),
+    ],
+)
+def test_a_bare_name_is_told_what_to_type(model: str, words: str) -> None:
+    message = error_of(model)
+    assert message.startswith(f"{model!r} is no file or folder here. ")
+    assert words in message
