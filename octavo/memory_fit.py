@@ -29,6 +29,8 @@ DEFAULT_MAX_NUM_SEQS = 64
 # A step's tokens are the longest pause between two tokens of a running sequence. 512 rows are enough to keep the
 # arithmetic units busy, and a prefill chunk of them takes a small model well under a second.
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+_KV_ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+_KV_SCALE_BYTES = 4  # a float32
 # An allowance for interpreter, libraries and bookkeeping; 45 MiB of it are in use when all is imported.
 _PROCESS_BYTES = 128 * 2**20
 
@@ -40,6 +42,7 @@ class ModelFacts:
     window:               the longest sequence it was made for, in tokens
     kv_group_windows:     one entry a KV cache group, as in CoreConfig
     kv_elements_per_slot: numbers stored for one token in one block: layers of a group x 2 x KV heads x head size
+    kv_vectors_per_slot:  keys and values, one a head, that these are the numbers of: in 8-bit codes each has a scale
     row_elements:         float32 numbers that are alive at once for one token of a step (activations)
     stored_quantization:  how the checkpoint has its weights in codes ("gguf", "gptq", ...), None for floats
     is_reordered:         whether some of them have an activation order, which cannot be kept in codes
@@ -51,9 +54,15 @@ class ModelFacts:
     vocab_size: int
     kv_group_windows: tuple[int | None, ...]
     kv_elements_per_slot: int
+    kv_vectors_per_slot: int
     row_elements: int
     stored_quantization: str | None = None
     is_reordered: bool = False
+
+    def count_slot_bytes(self, kv_cache_dtype: str) -> int:
+        """Of one token in one block. kv_cache_dtype: float32, float16 or int8."""
+        scale_bytes = _KV_SCALE_BYTES * self.kv_vectors_per_slot if kv_cache_dtype == "int8" else 0
+        return self.kv_elements_per_slot * _KV_ITEM_BYTES[kv_cache_dtype] + scale_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,4 +274,8 @@ def _find_largest(high: int, fits: Callable[[int], bool]) -> int:
 
 
 def _round_share_up(part_bytes: int, total_bytes: int) -> float:
-    return math.ceil(100 * part_bytes / total_bytes) / 100
+    """The smallest share of four decimals that gives at least so much, as it is multiplied out when it is typed."""
+    share = math.ceil(10_000 * part_bytes / total_bytes)
+    while int(total_bytes * (share / 10_000)) < part_bytes:
+        share += 1
+    return share / 10_000

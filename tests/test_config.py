@@ -25,17 +25,17 @@ SERVER = Machine(total_bytes=256 * GIB, available_bytes=250 * GIB, num_cores=64,
 # name, window, weights, as in the real models
 SMOLLM2 = ModelFacts(
     name="SmolLM2-135M", architecture="llama", window=8192, vocab_size=49152, kv_group_windows=(None,),
-    kv_elements_per_slot=30 * 2 * 3 * 64, row_elements=8000,
+    kv_elements_per_slot=30 * 2 * 3 * 64, kv_vectors_per_slot=30 * 2 * 3, row_elements=8000,
 )  # fmt: skip
 SMOLLM2_BYTES = 100 * MIB
 LLAMA_8B = ModelFacts(
     name="Llama-3.1-8B", architecture="llama", window=131072, vocab_size=128256, kv_group_windows=(None,),
-    kv_elements_per_slot=32 * 2 * 8 * 128, row_elements=65000,
+    kv_elements_per_slot=32 * 2 * 8 * 128, kv_vectors_per_slot=32 * 2 * 8, row_elements=65000,
 )  # fmt: skip
 LLAMA_8B_BYTES = 4700 * MIB
 GEMMA = ModelFacts(
     name="gemma-3-270m", architecture="gemma3", window=32768, vocab_size=262144, kv_group_windows=(512,) * 5 + (None,),
-    kv_elements_per_slot=3 * 2 * 256, row_elements=13000,
+    kv_elements_per_slot=3 * 2 * 256, kv_vectors_per_slot=3 * 2, row_elements=13000,
 )  # fmt: skip
 
 
@@ -218,7 +218,11 @@ def test_options_without_effect_are_explained() -> None:
         ({"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes", "between 1"),
         ({"kv_cache_memory_bytes": 2**60}, "--kv-cache-memory-bytes", "between 1"),
         ({"kv_cache_memory_bytes": 1.5e9}, "--kv-cache-memory-bytes", "whole number"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype", "auto, float16, float32"),
+        ({"kv_cache_dtype": "int9"}, "--kv-cache-dtype", "one of auto, float16, float32, int8."),
+        ({"kv_cache_dtype": 8}, "--kv-cache-dtype", "one of auto, float16, float32, int8."),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype", "int8 takes as little memory"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype", "int8 takes as little memory"),
+        ({"kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype", "float16 takes as little memory"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens", "between 1"),
         ({"max_num_seqs": -1}, "--max-num-seqs", "between 1"),
         ({"max_num_seqs": 10**9}, "--max-num-seqs", "between 1"),

@@ -22,14 +22,14 @@ char* map_memory(size_t num_bytes) {
 
 }  // namespace
 
-KvCache::KvCache(int num_blocks, int block_size, int num_kv_heads, int head_dim, bool is_half)
+KvCache::KvCache(int num_blocks, int block_size, int num_kv_heads, int head_dim, KvType type)
     : num_blocks(num_blocks),
       block_size(block_size),
       num_kv_heads(num_kv_heads),
       head_dim(head_dim),
       key_stride(round_up(block_size)),
       value_stride(round_up(head_dim)),
-      is_half(is_half) {
+      type(type) {
   keys = map_memory(key_block_bytes() * num_blocks);
   values = map_memory(value_block_bytes() * num_blocks);
 }

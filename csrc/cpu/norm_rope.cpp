@@ -1,4 +1,4 @@
-// RMS norm, rotary embedding, the gated activations and the write into the cache: one pass over rows each.
+// RMS norm, rotary embedding and the gated activations: one pass over rows each.
 // Compiled once an instruction set.
 #include "kernels.h"
 #include "simd.h"
@@ -27,47 +27,6 @@ void rotate_head(float* x, const float* cos, const float* sin, int half) {
     const vfloat first = load_up_to(x, i, half), second = load_up_to(x + half, i, half);
     store_up_to(x, i, half, sub(mul(first, c), mul(second, s)));
     store_up_to(x + half, i, half, add(mul(second, c), mul(first, s)));
-  }
-}
-
-template <class T>
-T narrow(float x);
-template <>
-inline half narrow<half>(float x) {
-#if defined(__F16C__)
-  return half{static_cast<uint16_t>(_cvtss_sh(x, 0))};
-#elif defined(OCTAVO_NEON)
-  return half{vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0)};
-#else
-  return to_half(x);
-#endif
-}
-template <>
-inline float narrow<float>(float x) {
-  return x;
-}
-
-template <class T>
-void write_rows(const WriteKvTask& task, int row_begin, int row_end) {
-  const KvCache& cache = *task.cache;
-  const int head_dim = cache.head_dim;
-  T* const keys = reinterpret_cast<T*>(cache.keys);
-  T* const values = reinterpret_cast<T*>(cache.values);
-  for (int row = row_begin; row < row_end; ++row) {
-    if (task.slots[row] < 0) continue;
-    const size_t block = static_cast<size_t>(task.slots[row] / cache.block_size);
-    const int offset = static_cast<int>(task.slots[row] % cache.block_size);
-    for (int head = 0; head < cache.num_kv_heads; ++head) {
-      const size_t block_head = block * cache.num_kv_heads + head;
-      const float* key = task.key + row * task.key_stride + head * head_dim;
-      const float* value = task.value + row * task.value_stride + head * head_dim;
-      T* key_column = keys + block_head * cache.key_head_items() + offset;
-      T* value_row = values + block_head * cache.value_head_items() + static_cast<size_t>(offset) * cache.value_stride;
-      for (int d = 0; d < head_dim; ++d) key_column[static_cast<size_t>(d) * cache.key_stride] = narrow<T>(key[d]);
-      int d = 0;
-      for (; d + kLanes <= head_dim; d += kLanes) store(value_row + d, load(value + d));
-      for (; d < head_dim; ++d) value_row[d] = narrow<T>(value[d]);
-    }
   }
 }
 
@@ -141,14 +100,6 @@ void gelu_and_mul(const GatedTask& task, int row_begin, int row_end) {
       const vfloat gelu = div(g, add(set1(1.0f), exp(mul(inner, minus_two_c))));
       store_up_to(out, i, task.width, mul(gelu, load_up_to(up, i, task.width)));
     }
-  }
-}
-
-void write_kv(const WriteKvTask& task, int row_begin, int row_end) {
-  if (task.cache->is_half) {
-    write_rows<half>(task, row_begin, row_end);
-  } else {
-    write_rows<float>(task, row_begin, row_end);
   }
 }
 

@@ -30,6 +30,8 @@ inline float float_of(uint32_t bits) {
 
 inline float to_float(float x) { return x; }
 
+inline float to_float(int8_t x) { return static_cast<float>(x); }
+
 inline float to_float(bfloat x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
 
 inline float to_float(half x) {

@@ -9,6 +9,10 @@
 //   splits   |------- split 0 -------|------- split 1 -------|---      computed apart, merged in order
 //   tiles    |-----|-----|-----|-----|-----|-----|-----|-----|---
 //   lanes     one a position, `key_stride` a block: a block of 4 positions leaves 12 of its 16 lanes empty
+//
+// Codes of 8 bits are widened to floats and summed like floats. A position's scales come in once a score and once a weight:
+// score = key scale * sum of query * code; and a weight times the value scale is what multiplies the value's codes.
+#include "hadamard.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -55,10 +59,12 @@ struct Shape {
   }
 };
 
-// 16 lanes of a block: its keys and, since as many bytes of values follow from there, its values.
+// 16 lanes of a block: its keys and, since as many bytes of values follow from there, its values; and the scales of both.
 struct Strip {
   const char* keys;
   const char* values;
+  const float* key_scales;  // where items are codes
+  const float* value_scales;
 };
 
 // One worker's memory, cut into arrays that start at multiples of 64 bytes.
@@ -68,6 +74,8 @@ struct Memory {
   float* whole;      // the splits so far
   float* scores;     // [max_query_rows][tile_lanes]
   float* positions;  // [tile_lanes], each lane's position in the tile; huge for an empty lane
+  float* key_scales;    // [tile_lanes], where items are codes
+  float* value_scales;  // likewise
   float* keys;       // [head_dim][tile_lanes], widened
   float* values;     // [tile_lanes][value_stride], widened
   Strip* strips;            // [tile_lanes / 16]
@@ -89,6 +97,8 @@ struct Memory {
     whole = reinterpret_cast<float*>(take(rows * shape.state_floats * 4));
     scores = reinterpret_cast<float*>(take(rows * tile * 4));
     positions = reinterpret_cast<float*>(take(tile * 4));
+    key_scales = reinterpret_cast<float*>(take(tile * 4));
+    value_scales = reinterpret_cast<float*>(take(tile * 4));
     keys = reinterpret_cast<float*>(take(tile * call.cache->head_dim * 4));
     values = reinterpret_cast<float*>(take(tile * call.cache->value_stride * 4));
     strips = reinterpret_cast<Strip*>(take(tile / 16 * sizeof(Strip)));
@@ -225,9 +235,11 @@ void value_rows_of(const T* const* values, const int* lanes, int num_positions, 
 }
 
 // Scores of one query row and tile to weights, in place; the row's state follows. It sees the positions [first, end) of
-// the tile. `num_lanes`: beyond it no row sees anything.
-void soften_row(float* scores, const float* positions, int num_lanes, int first, int end, float soft_cap, float* state,
+// the tile. `num_lanes`: beyond it no row sees anything. What is hidden may have scales of any kind.
+template <bool has_scales>
+void soften_row(float* scores, const Memory& memory, int num_lanes, int first, int end, float soft_cap, float* state,
                 int value_stride) {
+  const float* const positions = memory.positions;
   const vfloat below = set1(static_cast<float>(first) - 0.5f), above = set1(static_cast<float>(end) - 0.5f);
   const vfloat hidden = set1(kMinusInfinity);
   float& largest = state[value_stride];
@@ -235,6 +247,10 @@ void soften_row(float* scores, const float* positions, int num_lanes, int first,
   vfloat best = set1(largest);
   for (int i = 0; i < num_lanes; i += kLanes) {
     vfloat s = load(scores + i);
+    if (has_scales) {
+      s = mul(s, load(memory.key_scales + i));
+      store(scores + i, s);
+    }
     if (soft_cap != 0.0f) {
       // c * tanh(s / c), with tanh(y) = 1 - 2 / (exp(2y) + 1)
       const vfloat e = exp(mul(s, set1(2.0f / soft_cap)));
@@ -251,9 +267,9 @@ void soften_row(float* scores, const float* positions, int num_lanes, int first,
   for (int i = 0; i < num_lanes; i += kLanes) {
     const vfloat position = load(positions + i);
     const vmask is_seen = both(less(below, position), less(position, above));
-    const vfloat weight = select(is_seen, exp(sub(load(scores + i), minus)), zero());
-    store(scores + i, weight);
-    sum = add(sum, weight);
+    const vfloat weight = exp(sub(load(scores + i), minus));
+    sum = add(sum, select(is_seen, weight, zero()));
+    store(scores + i, select(is_seen, has_scales ? mul(weight, load(memory.value_scales + i)) : weight, zero()));
   }
   if (new_largest != largest) {
     const vfloat shrink = set1(exp_one(largest - base));
@@ -317,12 +333,18 @@ void locate_strips(const AttentionCall& call, const AttentionTask& task, int pos
   const KvCache& cache = *call.cache;
   const int32_t* table = call.block_tables + static_cast<ptrdiff_t>(task.sequence) * call.max_blocks;
   const int last_block = (call.context_lens[task.sequence] - 1) / cache.block_size;
-  const size_t key_bytes = cache.key_head_items() * sizeof(T), value_bytes = cache.value_head_items() * sizeof(T);
+  const size_t key_bytes = cache.key_head_bytes(), value_bytes = cache.value_head_bytes();
   for (int strip = 0, offset = 0; strip < num_strips; ++strip) {
     const int block = min_int(position / cache.block_size, last_block);
     const size_t block_head = static_cast<size_t>(table[block]) * cache.num_kv_heads + task.kv_head;
     strips[strip].keys = cache.keys + block_head * key_bytes + offset * sizeof(T);
     strips[strip].values = cache.values + block_head * value_bytes;
+    if (cache.has_scales()) {
+      strips[strip].key_scales =
+          reinterpret_cast<const float*>(cache.keys + block_head * key_bytes + cache.key_items_bytes()) + offset;
+      strips[strip].value_scales =
+          reinterpret_cast<const float*>(strips[strip].values + cache.value_items_bytes()) + offset;
+    }
     offset += 16;
     if (offset == cache.key_stride) {
       offset = 0;
@@ -343,6 +365,7 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
   const Range range(call, task, shape, split);
   const int first_position = range.first_position, first_seen = range.first_seen, end = range.end;
   const int strips_per_block = cache.key_stride / 16;
+  constexpr bool has_scales = sizeof(T) == 1;
 
   const bool is_widened = num_rows > kMaxRows;  // many rows read a tile many times: widen it once
 
@@ -359,6 +382,14 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
         const int from = then == &task ? tile + shape.tile_positions : Range(call, *then, shape, then->split).begin;
         locate_strips<T>(call, *then, from, num_strips, memory.ahead);
         ahead = memory.ahead;
+      }
+    }
+    if (has_scales) {
+      for (int strip = 0, lane = first_block * cache.key_stride; strip < num_strips; ++strip, lane += 16) {
+        for (int i = 0; i < 16; i += kLanes) {
+          store(memory.key_scales + lane + i, load(memory.strips[strip].key_scales + i));
+          store(memory.value_scales + lane + i, load(memory.strips[strip].value_scales + i));
+        }
       }
     }
     for (int block = first_block; block < end_block; ++block) {
@@ -402,8 +433,9 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
     for (int r = 0; r < num_rows; ++r) {
       const int position = first_position + r / shape.group - tile;
       const int row_first = call.window > 0 ? position - call.window + 1 : 0;
-      soften_row(memory.scores + r * shape.tile_lanes, memory.positions, num_lanes, row_first,
-                 min_int(position + 1, high), call.soft_cap, state + r * shape.state_floats, cache.value_stride);
+      soften_row<has_scales>(memory.scores + r * shape.tile_lanes, memory, num_lanes, row_first,
+                             min_int(position + 1, high), call.soft_cap, state + r * shape.state_floats,
+                             cache.value_stride);
     }
     if (is_widened) {
       value_rows_of(reinterpret_cast<const float* const*>(memory.value_rows), memory.lanes, high - low,
@@ -416,12 +448,14 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
 }
 
 void load_queries(const AttentionCall& call, const AttentionTask& task, const Shape& shape, float* out) {
-  const int head_dim = call.cache->head_dim;
+  const int head_dim = call.cache->head_dim, hadamard_size = call.cache->hadamard_size();
+  const float scale = call.scale / static_cast<float>(hadamard_size);
   for (int row = task.row_begin; row < task.row_end; ++row) {
     const float* query = call.query + (call.query_start[task.sequence] + row) * call.query_stride +
                          static_cast<ptrdiff_t>(task.kv_head) * shape.group * head_dim;
     for (int head = 0; head < shape.group; ++head, out += shape.query_floats, query += head_dim) {
-      for (int d = 0; d < head_dim; ++d) out[d] = query[d] * call.scale;
+      for (int d = 0; d < head_dim; ++d) out[d] = query[d] * scale;
+      if (hadamard_size > 1) transform_hadamard(out, head_dim, hadamard_size);
     }
   }
 }
@@ -484,10 +518,10 @@ AttentionSizes attention_sizes(const AttentionCall& call) {
 }
 
 void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next, void* scratch) {
-  if (call.cache->is_half) {
-    attend_task<half>(call, task, next, scratch);
-  } else {
-    attend_task<float>(call, task, next, scratch);
+  switch (call.cache->type) {
+    case KvType::float32: attend_task<float>(call, task, next, scratch); break;
+    case KvType::float16: attend_task<half>(call, task, next, scratch); break;
+    case KvType::int8: attend_task<int8_t>(call, task, next, scratch); break;
   }
 }
 

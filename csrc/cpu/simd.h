@@ -42,9 +42,16 @@ inline vfloat load(const bfloat* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+inline vfloat load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, vfloat v) { _mm512_storeu_ps(p, v); }
 inline void store(half* p, vfloat v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+// Whole numbers from -128 to 127.
+inline void store(int8_t* p, vfloat v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
 }
 inline vmask first_lanes(int count) { return static_cast<vmask>(count >= 16 ? 0xffff : (1u << count) - 1); }
 inline vfloat load_first(const float* p, int count) { return _mm512_maskz_loadu_ps(first_lanes(count), p); }
@@ -85,9 +92,18 @@ inline vfloat load(const bfloat* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+inline vfloat load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, vfloat v) { _mm256_storeu_ps(p, v); }
 inline void store(half* p, vfloat v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+// Whole numbers from -128 to 127.
+inline void store(int8_t* p, vfloat v) {
+  const __m256i whole = _mm256_cvtps_epi32(v);
+  const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(pairs, pairs));
 }
 inline __m256i first_lanes(int count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -140,8 +156,19 @@ inline vfloat iota() {
 inline vfloat load(const float* p) { return vld1q_f32(p); }
 inline vfloat load(const half* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 inline vfloat load(const bfloat* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
+inline vfloat load(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four))))));
+}
 inline void store(float* p, vfloat v) { vst1q_f32(p, v); }
 inline void store(half* p, vfloat v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+// Whole numbers from -128 to 127.
+inline void store(int8_t* p, vfloat v) {
+  const int16x4_t pairs = vmovn_s32(vcvtq_s32_f32(v));
+  const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vmovn_s16(vcombine_s16(pairs, pairs))), 0);
+  __builtin_memcpy(p, &four, 4);
+}
 inline vfloat load_first(const float* p, int count) {
   float lanes[kLanes] = {};
   for (int i = 0; i < count && i < kLanes; ++i) lanes[i] = p[i];
@@ -207,6 +234,8 @@ inline vfloat load(const T* p) {
 }
 inline void store(float* p, vfloat v) { OCTAVO_LANES p[i] = v.lane[i]; }
 inline void store(half* p, vfloat v) { OCTAVO_LANES p[i] = to_half(v.lane[i]); }
+// Whole numbers from -128 to 127.
+inline void store(int8_t* p, vfloat v) { OCTAVO_LANES p[i] = static_cast<int8_t>(v.lane[i]); }
 inline vfloat load_first(const float* p, int count) {
   vfloat r;
   OCTAVO_LANES r.lane[i] = i < count ? p[i] : 0.0f;

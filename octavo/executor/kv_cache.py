@@ -73,8 +73,9 @@ def count_elements_per_slot(layout: KVCacheLayout, num_kv_heads: int, head_dim: 
     return layout.layers_per_group * num_kv_heads * (head_dim + value_dim)
 
 
-def count_block_bytes(layout: KVCacheLayout, num_kv_heads: int, head_dim: int, block_size: int, item_bytes: int) -> int:
-    return count_elements_per_slot(layout, num_kv_heads, head_dim) * block_size * item_bytes
+def count_vectors_per_slot(layout: KVCacheLayout, num_kv_heads: int) -> int:
+    """Keys and values, one a head, that are stored for one token in one block: with int8 each has a scale."""
+    return layout.layers_per_group * num_kv_heads * 2
 
 
 class KVCache:
@@ -96,7 +97,7 @@ class KVCache:
 def allocate_kv_cache(
     ops: Ops, layout: KVCacheLayout, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
 ) -> KVCache:
-    """Reserve the memory; the system commits it as blocks are first written. dtype: "float16" or "float32"."""
+    """Reserve the memory; the system commits it as blocks are first written. dtype: of KV_CACHE_DTYPES."""
     physical = [
         ops.allocate_layer_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
         for _ in range(layout.layers_per_group)

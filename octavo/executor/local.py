@@ -9,7 +9,13 @@ from octavo.config import EngineArgs, EngineConfig, ModelFacts, check_args, reso
 from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, ModelLoadError
-from octavo.executor.kv_cache import KVCacheLayout, allocate_kv_cache, count_elements_per_slot, group_layers
+from octavo.executor.kv_cache import (
+    KVCacheLayout,
+    allocate_kv_cache,
+    count_elements_per_slot,
+    count_vectors_per_slot,
+    group_layers,
+)
 from octavo.executor.load_model import load_model, load_model_config, refuse_reordered
 from octavo.executor.model_runner import ModelRunner
 from octavo.machine import Machine, detect_machine
@@ -158,6 +164,7 @@ def describe_model(
         vocab_size=config.vocab_size,
         kv_group_windows=layout.windows,
         kv_elements_per_slot=count_elements_per_slot(layout, config.num_kv_heads, config.head_dim, value_alignment),
+        kv_vectors_per_slot=count_vectors_per_slot(layout, config.num_kv_heads),
         row_elements=row_elements,
         stored_quantization=None if checkpoint is None else checkpoint.quantization,
         is_reordered=checkpoint is not None and checkpoint.reordered is not None,

@@ -21,6 +21,7 @@ import numpy as np
 from octavo import _cpu
 from octavo.errors import ConfigError, ShapeError
 from octavo.ops.interface import (
+    KV_CACHE_DTYPES,
     AttentionBatch,
     AttentionSublayer,
     BFloat16,
@@ -102,9 +103,11 @@ class CpuOps:
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> Any:
         """A block_size that is not a multiple of 16 pads the keys to one."""
-        if dtype not in ("float16", "float32"):
-            raise ConfigError(f"the KV cache dtype is {dtype!r}; use float16 or float32", option="--kv-cache-dtype")
-        return _cpu.make_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype == "float16")
+        if dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"the KV cache dtype is {dtype!r}; use one of {', '.join(KV_CACHE_DTYPES)}", option="--kv-cache-dtype"
+            )
+        return _cpu.make_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
     # --- the forward pass -------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ LayerCache = Any  # a backend's key and value memory of one layer, made by `allo
 
 QUANT_GROUP_SIZE = 32
 
+KV_CACHE_DTYPES = ("float16", "float32", "int8")
+
 
 @dataclass(frozen=True, slots=True)
 class GroupQuantized:
@@ -255,8 +257,12 @@ class Ops(Protocol):
     def allocate_layer_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> LayerCache:
-        """One layer's keys and values for every block of the pool; dtype "float16" or "float32".
+        """One layer's keys and values for every block of the pool; dtype one of KV_CACHE_DTYPES.
 
+        int8: each token's key and value of each head in codes -127 to 127 with a float32 scale, from that vector's own
+        numbers only, in float32 arithmetic: scale = max |x| / 127, code = x * (127 / max |x|) to nearest, ties to even.
+        Below 1e-35 all of it is zero; a NaN or an infinity makes the scale a NaN. Of a key, x is its Hadamard transform
+        (unscaled, near neighbours mixed first) over runs of the largest power of two that divides head_dim.
         Memory is committed by the operating system as blocks are first written. Has .num_bytes.
         """
         ...

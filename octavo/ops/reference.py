@@ -15,6 +15,7 @@ import numpy as np
 
 from octavo.errors import ConfigError, ShapeError
 from octavo.ops.interface import (
+    KV_CACHE_DTYPES,
     AttentionBatch,
     AttentionSublayer,
     BFloat16,
@@ -51,14 +52,24 @@ class ReferenceWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLayerCache:
-    """keys, values: [num_blocks, block_size, num_kv_heads, head_dim], float16 or float32."""
+    """keys, values: [num_blocks, block_size, num_kv_heads, head_dim], float16, float32 or int8
+    key_scales, value_scales: with int8, [num_blocks, block_size, num_kv_heads] float32
+    """
 
     keys: np.ndarray
     values: np.ndarray
+    key_scales: np.ndarray | None = None
+    value_scales: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """Those that there are; all begin with the block and the place in it."""
+        each = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [array for array in each if array is not None]
 
     @property
     def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(array.nbytes for array in self.arrays)
 
 
 class ReferenceOps:
@@ -86,10 +97,16 @@ class ReferenceOps:
     def allocate_layer_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> ReferenceLayerCache:
-        if dtype not in ("float16", "float32"):
-            raise ConfigError(f"the KV cache dtype is {dtype!r}; use float16 or float32", option="--kv-cache-dtype")
+        if dtype not in KV_CACHE_DTYPES:
+            raise ConfigError(
+                f"the KV cache dtype is {dtype!r}; use one of {', '.join(KV_CACHE_DTYPES)}", option="--kv-cache-dtype"
+            )
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        return ReferenceLayerCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
+        cache = ReferenceLayerCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
+        if dtype != "int8":
+            return cache
+        scales = np.zeros(shape[:3], np.float32)
+        return ReferenceLayerCache(cache.keys, cache.values, scales, scales.copy())
 
     # --- the forward pass -------------------------------------------------------------------------------------
 
@@ -164,9 +181,16 @@ class ReferenceOps:
         num_slots = cache.keys.shape[0] * cache.keys.shape[1]
         written = slot_mapping >= 0
         _check(bool(np.all(slot_mapping < num_slots)), f"write_kv: a slot leaves the cache of {num_slots}")
-        with np.errstate(over="ignore"):  # beyond float16: inf
-            cache.keys.reshape(num_slots, *key.shape[1:])[slot_mapping[written]] = key[written]
-            cache.values.reshape(num_slots, *key.shape[1:])[slot_mapping[written]] = value[written]
+        slots = slot_mapping[written]
+        for vectors, stored, scales in (
+            (key[written], cache.keys, cache.key_scales),
+            (value[written], cache.values, cache.value_scales),
+        ):
+            if scales is not None:
+                vectors, scale = quantize_vectors(mix_channels(vectors) if stored is cache.keys else vectors)
+                scales.reshape(num_slots, -1)[slots] = scale
+            with np.errstate(over="ignore"):  # beyond float16: inf
+                stored.reshape(num_slots, *key.shape[1:])[slots] = vectors
 
     def paged_attention(
         self,
@@ -212,8 +236,8 @@ class ReferenceOps:
     def copy_blocks(self, caches: Sequence[ReferenceLayerCache], pairs: Sequence[tuple[int, int]]) -> None:
         for cache in caches:
             for source, destination in pairs:
-                cache.keys[destination] = cache.keys[source]
-                cache.values[destination] = cache.values[source]
+                for array in cache.arrays:
+                    array[destination] = array[source]
 
     def take_rows(self, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return x[rows]
@@ -272,6 +296,32 @@ class ReferenceOps:
         return result
 
 
+def _hadamard_size(head_dim: int) -> int:
+    return head_dim & -head_dim
+
+
+def mix_channels(x: np.ndarray) -> np.ndarray:
+    """x [..., head_dim] -> its Hadamard transform over runs of the largest power of two that divides head_dim."""
+    step = 1
+    while step < _hadamard_size(x.shape[-1]):
+        pairs = x.reshape(*x.shape[:-1], -1, 2, step)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        x = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
+        step *= 2
+    return x
+
+
+def quantize_vectors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x [..., head_dim] float32 -> (codes int8, scales [...] float32), as `Ops.allocate_layer_cache` says."""
+    largest = np.abs(x).max(axis=-1).astype(np.float32)
+    is_finite = np.isfinite(largest)  # the largest of a NaN and others is a NaN
+    has_codes = is_finite & (largest >= np.float32(1e-35))
+    divisor = np.where(has_codes, largest, np.float32(1))
+    codes = np.rint(np.where(has_codes[..., None], x, np.float32(0)) * (np.float32(127) / divisor)[..., None])
+    scale = np.where(has_codes, divisor / np.float32(127), np.where(is_finite, np.float32(0), np.float32(np.nan)))
+    return codes.astype(np.int8), scale.astype(np.float32)
+
+
 def _check(fits: bool, message: str) -> None:
     if not fits:
         raise ShapeError(message)
@@ -326,6 +376,10 @@ def _gather(cache: ReferenceLayerCache, block_table: np.ndarray, first: int, end
     _check(bool(np.all(blocks >= 0)), "paged_attention: a visible position has no block")
     keys = cache.keys[blocks, positions % block_size].astype(np.float64)
     values = cache.values[blocks, positions % block_size].astype(np.float64)
+    if cache.key_scales is not None and cache.value_scales is not None:
+        keys *= cache.key_scales[blocks, positions % block_size, :, None]
+        keys = mix_channels(keys) / _hadamard_size(keys.shape[-1])  # twice is that many times the key
+        values *= cache.value_scales[blocks, positions % block_size, :, None]
     return np.ascontiguousarray(keys.swapaxes(0, 1)), np.ascontiguousarray(values.swapaxes(0, 1))
 
 

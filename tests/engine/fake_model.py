@@ -69,6 +69,7 @@ class CountingExecutor:
             vocab_size=VOCAB_SIZE,
             kv_group_windows=(None,),
             kv_elements_per_slot=2,
+            kv_vectors_per_slot=2,
             row_elements=16,
         )
         machine = Machine(total_bytes=2**32, available_bytes=2**32, num_cores=1, num_cpus=1)

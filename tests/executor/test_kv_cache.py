@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.executor.kv_cache import allocate_kv_cache, count_block_bytes, group_layers
+from octavo.executor.kv_cache import (
+    KVCacheLayout,
+    allocate_kv_cache,
+    count_elements_per_slot,
+    count_vectors_per_slot,
+    group_layers,
+)
+from octavo.memory_fit import ModelFacts
+from octavo.ops.cpu import CpuOps
+from octavo.ops.interface import KV_CACHE_DTYPES
 from octavo.ops.reference import ReferenceOps
 
 W = 512
@@ -52,15 +61,32 @@ def test_no_two_layers_of_a_group_share_memory_and_all_of_a_group_have_its_windo
     assert tuple(layout.windows[group] for group in layout.layer_group) == layer_windows
 
 
-def test_bytes_of_a_block() -> None:
-    # SmolLM2-135M: 30 layers x keys and values x 3 heads x 64 x float16, 16 tokens
-    assert count_block_bytes(group_layers((None,) * 30), 3, 64, 16, 2) == 30 * 2 * 3 * 64 * 2 * 16
+def facts_of(layout: KVCacheLayout, num_kv_heads: int, head_dim: int, value_alignment: int = 1) -> ModelFacts:
+    return ModelFacts(
+        name="some", architecture="llama", window=1, vocab_size=1, row_elements=1, kv_group_windows=layout.windows,
+        kv_elements_per_slot=count_elements_per_slot(layout, num_kv_heads, head_dim, value_alignment),
+        kv_vectors_per_slot=count_vectors_per_slot(layout, num_kv_heads),
+    )  # fmt: skip
 
 
-def test_what_is_allocated_is_what_was_counted() -> None:
+@pytest.mark.parametrize(("dtype", "vector_bytes"), [("float32", 64 * 4), ("float16", 64 * 2), ("int8", 64 + 4)])
+def test_bytes_of_a_token(dtype: str, vector_bytes: int) -> None:
+    # SmolLM2-135M: 30 layers x keys and values x 3 heads
+    assert facts_of(group_layers((None,) * 30), 3, 64).count_slot_bytes(dtype) == 30 * 2 * 3 * vector_bytes
+
+
+@pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
+def test_what_the_kernels_allocate_is_what_was_counted(dtype: str) -> None:
     layout = group_layers((W, None, W, W, None))
-    cache = allocate_kv_cache(ReferenceOps(), layout, 7, 4, 2, 8, "float16")
-    assert cache.num_bytes == 7 * count_block_bytes(layout, 2, 8, 4, 2)
+    cache = allocate_kv_cache(CpuOps(num_threads=1), layout, 7, 16, 2, 24, dtype)
+    assert cache.num_bytes == 7 * 16 * facts_of(layout, 2, 24, value_alignment=16).count_slot_bytes(dtype)
+
+
+@pytest.mark.parametrize("dtype", KV_CACHE_DTYPES)
+def test_what_is_allocated_is_what_was_counted(dtype: str) -> None:
+    layout = group_layers((W, None, W, W, None))
+    cache = allocate_kv_cache(ReferenceOps(), layout, 7, 4, 2, 8, dtype)
+    assert cache.num_bytes == 7 * 4 * facts_of(layout, 2, 8).count_slot_bytes(dtype)
     assert len(cache.physical) == 2
     assert [cache.physical.index(layer) for layer in [cache.layers[0], cache.layers[1]]] == [0, 0]
     assert cache.layers[2] is cache.layers[4] is cache.physical[1]

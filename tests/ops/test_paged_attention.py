@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.errors import ShapeError
-from octavo.ops.interface import AttentionBatch
+from octavo.errors import ConfigError, ShapeError
+from octavo.ops.interface import KV_CACHE_DTYPES, AttentionBatch
 from tests.ops.op_inputs import attention_batch, misaligned, normal, with_gaps
 
 MIXED = [(1, 1), (7, 7), (1, 40), (5, 90), (33, 33), (1, 130), (70, 150)]
@@ -23,7 +23,7 @@ def fill_cache(rng, ops_and_caches, batch, num_kv_heads, head_dim, block_size):
             ops.write_kv(key, value, cache, slots)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("cache_dtype", KV_CACHE_DTYPES)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
     [
@@ -58,7 +58,7 @@ def test_mixed_batches_are_the_reference_within_rounding(
         np.testing.assert_allclose(mine, truth, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("cache_dtype", KV_CACHE_DTYPES)
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (300, None), (None, 3.0)])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (2, 1, 40, 8)])
 def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(
@@ -169,7 +169,7 @@ def test_rows_with_slot_minus_one_are_not_written(cpu):
     assert np.array_equal(cpu.paged_attention(query, cache, batch, 1.0), before)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("cache_dtype", KV_CACHE_DTYPES)
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_copied_blocks_hold_the_same(cpu, cache_dtype, block_size):
     rng = np.random.default_rng(10)
@@ -190,9 +190,15 @@ def test_copied_blocks_hold_the_same(cpu, cache_dtype, block_size):
         cpu.copy_blocks(caches, [(3, 10)])
 
 
-def test_num_bytes_of_a_cache(cpu):
+def test_num_bytes_of_a_cache(cpu, reference):
     assert cpu.allocate_layer_cache(10, 16, 3, 64, "float16").num_bytes == 2 * 10 * 16 * 3 * 64 * 2
     assert cpu.allocate_layer_cache(10, 32, 3, 96, "float32").num_bytes == 2 * 10 * 32 * 3 * 96 * 4
+    for ops in (cpu, reference):
+        assert ops.allocate_layer_cache(10, 32, 3, 96, "int8").num_bytes == 2 * 10 * 32 * 3 * (96 + 4)
+    with pytest.raises(ConfigError, match="'fp8'; use one of float16, float32, int8"):
+        cpu.allocate_layer_cache(10, 16, 3, 64, "fp8")
+    with pytest.raises(ShapeError, match="at most 1024 dimensions, not 2048"):
+        cpu.allocate_layer_cache(10, 16, 1, 2048, "int8")
 
 
 def test_what_does_not_fit_is_refused(cpu):

@@ -12,9 +12,13 @@ namespace octavo {
 namespace test {
 namespace {
 
+const char* name_of(KvType type) {
+  return type == KvType::int8 ? "int8" : type == KvType::float16 ? "half" : "float";
+}
+
 struct Shape {
   int num_heads, num_kv_heads, head_dim, block_size;
-  bool is_half;
+  KvType type;
   int window;
   float soft_cap;
 };
@@ -36,7 +40,7 @@ struct Scene {
   Scene(const Kernels& kernels, const Shape& shape, const std::vector<Rows>& sequences)
       : shape(shape),
         sequences(sequences),
-        cache(count_blocks(shape, sequences) + 1, shape.block_size, shape.num_kv_heads, shape.head_dim, shape.is_half),
+        cache(count_blocks(shape, sequences) + 1, shape.block_size, shape.num_kv_heads, shape.head_dim, shape.type),
         max_blocks(0) {
     Random random(shape.num_heads * 1000 + shape.head_dim);
     fill_with_nan();
@@ -61,13 +65,43 @@ struct Scene {
                    p % shape.block_size;
       }
       kernels.write_kv({keys[s].data(), row_size, values[s].data(), row_size, slots.data(), &cache}, 0, length);
-      if (shape.is_half) {
+      if (shape.type == KvType::float16) {
         for (float& value : keys[s]) value = to_float(to_half(value));
         for (float& value : values[s]) value = to_float(to_half(value));
+      }
+      if (shape.type == KvType::int8) {
+        for (int p = 0; p < length; ++p) {
+          for (int head = 0; head < shape.num_kv_heads; ++head) {
+            const size_t at = (static_cast<size_t>(p) * shape.num_kv_heads + head) * shape.head_dim;
+            read_codes(slots[p], head, keys[s].data() + at, values[s].data() + at);
+          }
+        }
       }
       // Blocks that the window of the first new row has left are let go.
       const int first_seen = shape.window > 0 ? length - sequences[s].num_rows - shape.window + 1 : 0;
       for (int block = 0; (block + 1) * shape.block_size <= first_seen; ++block) tables[s * max_blocks + block] = -1;
+    }
+  }
+
+  // What the codes of a position mean; whether they are the right ones is test_row_ops' business.
+  void read_codes(int64_t slot, int head, float* key, float* value) const {
+    const size_t block_head = static_cast<size_t>(slot / shape.block_size) * shape.num_kv_heads + head;
+    const ptrdiff_t offset = slot % shape.block_size;
+    const int8_t* const key_codes = reinterpret_cast<const int8_t*>(cache.keys + block_head * cache.key_head_bytes());
+    const int8_t* const value_codes =
+        reinterpret_cast<const int8_t*>(cache.values + block_head * cache.value_head_bytes());
+    const float key_scale = reinterpret_cast<const float*>(key_codes + cache.key_items_bytes())[offset];
+    const float value_scale = reinterpret_cast<const float*>(value_codes + cache.value_items_bytes())[offset];
+    const int size = cache.hadamard_size();
+    for (int d = 0; d < shape.head_dim; ++d) {
+      double sum = 0.0;  // row d of the transform, which is its own inverse but for a factor of its size
+      for (int i = d / size * size; i < d / size * size + size; ++i) {
+        const bool is_minus = __builtin_parity(static_cast<unsigned>((d % size) & (i % size))) != 0;
+        const double code = key_codes[i * static_cast<ptrdiff_t>(cache.key_stride) + offset];
+        sum += is_minus ? -code : code;
+      }
+      key[d] = static_cast<float>(sum * key_scale / size);
+      value[d] = value_scale * value_codes[offset * cache.value_stride + d];
     }
   }
 
@@ -89,7 +123,8 @@ struct Scene {
     // The padding of a value row is zero, as the cache says.
     if (cache.value_stride == cache.head_dim) return;
     for (size_t row = 0; row < static_cast<size_t>(cache.num_blocks) * cache.num_kv_heads * cache.block_size; ++row) {
-      char* const padding = cache.values + (row * cache.value_stride + cache.head_dim) * cache.item_size();
+      char* const padding = cache.values + row / cache.block_size * cache.value_head_bytes() +
+                            (row % cache.block_size * cache.value_stride + cache.head_dim) * cache.item_size();
       for (size_t i = 0; i < (cache.value_stride - cache.head_dim) * cache.item_size(); ++i) padding[i] = 0;
     }
   }
@@ -164,7 +199,7 @@ void test_scene(const Kernels& kernels, Workers& one, Workers& three, const Shap
                 const std::vector<Rows>& sequences) {
   char name[160];
   std::snprintf(name, sizeof name, "%s attention %d/%d heads of %d, block %d, %s, window %d, cap %g", kernels.name,
-                shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.is_half ? "half" : "float",
+                shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, name_of(shape.type),
                 shape.window, static_cast<double>(shape.soft_cap));
   const Scene scene(kernels, shape, sequences);
   Random random(11);
@@ -239,20 +274,27 @@ void test_attention(const Kernels& kernels) {
   Workers one(pool_of_one), three(pool_of_three);
   const std::vector<Rows> mixed = {{1, 1}, {1, 17}, {7, 7}, {1, 64}, {20, 33}, {3, 130}};
   const std::vector<Rows> across_splits = {{1, 513}, {2, 1100}, {5, 514}};
-  for (bool is_half : {true, false}) {
-    for (int window : {0, 1, 9, 70}) test_scene(kernels, one, three, {4, 2, 64, 16, is_half, window, 0.0f}, mixed);
-    test_scene(kernels, one, three, {4, 2, 64, 16, is_half, 0, 5.0f}, mixed);
-    test_scene(kernels, one, three, {3, 1, 32, 16, is_half, 0, 0.0f}, across_splits);
-    test_scene(kernels, one, three, {3, 1, 32, 16, is_half, 600, 0.0f}, across_splits);
+  for (KvType type : {KvType::float16, KvType::float32, KvType::int8}) {
+    for (int window : {0, 1, 9, 70}) test_scene(kernels, one, three, {4, 2, 64, 16, type, window, 0.0f}, mixed);
+    test_scene(kernels, one, three, {4, 2, 64, 16, type, 0, 5.0f}, mixed);
+    test_scene(kernels, one, three, {3, 1, 32, 16, type, 0, 0.0f}, across_splits);
+    test_scene(kernels, one, three, {3, 1, 32, 16, type, 600, 0.0f}, across_splits);
   }
   // Heads and sizes that divide badly; blocks of every alignment.
-  test_scene(kernels, one, three, {9, 3, 64, 16, true, 0, 0.0f}, mixed);
-  test_scene(kernels, one, three, {7, 1, 8, 4, true, 0, 0.0f}, mixed);
-  test_scene(kernels, one, three, {1, 1, 20, 1, true, 5, 0.0f}, mixed);
-  test_scene(kernels, one, three, {2, 2, 80, 32, false, 20, 0.0f}, mixed);
-  test_scene(kernels, one, three, {4, 1, 100, 48, true, 0, 30.0f}, mixed);
-  test_scene(kernels, one, three, {2, 1, 128, 128, true, 0, 0.0f}, across_splits);
-  test_scene(kernels, one, three, {4, 1, 256, 16, true, 40, 0.0f}, {{1, 90}, {70, 100}});
+  test_scene(kernels, one, three, {9, 3, 64, 16, KvType::float16, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {7, 1, 8, 4, KvType::float16, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {1, 1, 20, 1, KvType::float16, 5, 0.0f}, mixed);
+  test_scene(kernels, one, three, {2, 2, 80, 32, KvType::float32, 20, 0.0f}, mixed);
+  test_scene(kernels, one, three, {4, 1, 100, 48, KvType::float16, 0, 30.0f}, mixed);
+  test_scene(kernels, one, three, {2, 1, 128, 128, KvType::float16, 0, 0.0f}, across_splits);
+  test_scene(kernels, one, three, {4, 1, 256, 16, KvType::float16, 40, 0.0f}, {{1, 90}, {70, 100}});
+  test_scene(kernels, one, three, {9, 3, 64, 16, KvType::int8, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {7, 1, 8, 4, KvType::int8, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {1, 1, 20, 1, KvType::int8, 5, 0.0f}, mixed);
+  test_scene(kernels, one, three, {4, 1, 100, 48, KvType::int8, 0, 30.0f}, mixed);
+  test_scene(kernels, one, three, {2, 1, 13, 5, KvType::int8, 0, 0.0f}, mixed);
+  test_scene(kernels, one, three, {2, 1, 128, 128, KvType::int8, 0, 0.0f}, across_splits);
+  test_scene(kernels, one, three, {4, 1, 256, 16, KvType::int8, 40, 0.0f}, {{1, 90}, {70, 100}});
 }
 
 }  // namespace test

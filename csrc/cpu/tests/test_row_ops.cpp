@@ -1,5 +1,7 @@
 // Norm, rotary embedding, gated activations and the write into the cache: against formulas in double precision.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "check.h"
@@ -141,10 +143,10 @@ std::vector<float> hard_to_round() {
   return values;
 }
 
-void test_write(const Kernels& kernels, int block_size, int num_heads, int head_dim, bool is_half) {
+void test_write(const Kernels& kernels, int block_size, int num_heads, int head_dim, KvType type) {
   Random random(block_size * 100 + head_dim);
   const int num_blocks = 5, num_rows = 7;
-  KvCache cache(num_blocks, block_size, num_heads, head_dim, is_half);
+  KvCache cache(num_blocks, block_size, num_heads, head_dim, type);
   const ptrdiff_t key_stride = num_heads * head_dim + 2, value_stride = num_heads * head_dim + 5;
   std::vector<float> key = random.normals(num_rows * key_stride), value = random.normals(num_rows * value_stride);
   const std::vector<float> hard = hard_to_round();
@@ -159,7 +161,7 @@ void test_write(const Kernels& kernels, int block_size, int num_heads, int head_
   kernels.write_kv(task, 3, num_rows);
   bool is_right = true;
   const auto matches = [&](const char* memory, size_t at, float expected) {
-    if (is_half) return reinterpret_cast<const half*>(memory)[at].bits == to_half(expected).bits;
+    if (type == KvType::float16) return reinterpret_cast<const half*>(memory)[at].bits == to_half(expected).bits;
     return same_bits(reinterpret_cast<const float*>(memory) + at, &expected, 1);
   };
   size_t num_written = 0;
@@ -173,19 +175,19 @@ void test_write(const Kernels& kernels, int block_size, int num_heads, int head_
       for (int d = 0; d < head_dim; ++d) {
         const size_t block_head = static_cast<size_t>(slots[row] / block_size) * num_heads + head;
         const size_t offset = slots[row] % block_size;
-        is_right = is_right && matches(cache.keys, block_head * cache.key_head_items() + d * cache.key_stride + offset,
+        is_right = is_right && matches(cache.keys, block_head * (cache.key_head_bytes() / cache.item_size()) + d * cache.key_stride + offset,
                                        key[row * key_stride + head * head_dim + d]);
         is_right =
-            is_right && matches(cache.values, block_head * cache.value_head_items() + offset * cache.value_stride + d,
+            is_right && matches(cache.values, block_head * (cache.value_head_bytes() / cache.item_size()) + offset * cache.value_stride + d,
                                 value[row * value_stride + head * head_dim + d]);
       }
     }
   }
   check(is_right && num_written > 0, "%s write_kv block %d, %d heads of %d, %s", kernels.name, block_size, num_heads,
-        head_dim, is_half ? "half" : "float");
+        head_dim, type == KvType::float16 ? "half" : "float");
   // What no row was written to is as it was mapped: zero.
   size_t num_nonzero = 0;
-  const size_t item = cache.item_size(), count = cache.value_head_items() * num_heads * num_blocks;
+  const size_t item = cache.item_size(), count = cache.value_block_bytes() / item * num_blocks;
   for (size_t i = 0; i < count; ++i) {
     const char* at = cache.values + i * item;
     bool is_zero = true;
@@ -195,9 +197,82 @@ void test_write(const Kernels& kernels, int block_size, int num_heads, int head_
   check(num_nonzero <= num_written * num_heads * head_dim, "%s write_kv writes its slots only", kernels.name);
 }
 
+// Codes and scales, by the rule in floats: the same in every instruction set, so an other code is an error.
+void test_write_codes(const Kernels& kernels, int block_size, int num_heads, int head_dim) {
+  Random random(block_size * 10 + head_dim);
+  const int num_blocks = 3, num_rows = 3 * block_size;
+  KvCache cache(num_blocks, block_size, num_heads, head_dim, KvType::int8);
+  const ptrdiff_t stride = num_heads * head_dim + 3;
+  std::vector<float> key = random.normals(num_rows * stride), value = random.normals(num_rows * stride);
+  // Of row 0 all are zero, of row 1 all tiny; in row 2 the first is not a number.
+  for (int i = 0; i < num_heads * head_dim; ++i) {
+    key[i] = value[i] = 0.0f;
+    if (num_rows > 1) key[stride + i] = value[stride + i] = 1e-38f;
+    if (num_rows > 2 && i % head_dim == 0) {
+      key[2 * stride + i] = std::numeric_limits<float>::quiet_NaN();
+      value[2 * stride + i] = kInfinity;
+    }
+  }
+  std::vector<int64_t> slots;
+  for (int row = 0; row < num_rows; ++row) slots.push_back((row * 5 + 1) % num_rows);
+  kernels.write_kv({key.data(), stride, value.data(), stride, slots.data(), &cache}, 0, num_rows);
+  const int size = cache.hadamard_size();
+  const auto find_scale = [](const std::vector<float>& x, float& inverse) {
+    float largest = 0.0f;
+    bool is_broken = false;
+    for (float each : x) {
+      largest = std::max(largest, std::fabs(each));
+      is_broken = is_broken || !std::isfinite(each);
+    }
+    inverse = is_broken || largest < 1e-35f ? 0.0f : 127.0f / largest;
+    return is_broken ? std::numeric_limits<float>::quiet_NaN() : largest < 1e-35f ? 0.0f : largest / 127.0f;
+  };
+  bool is_right = true;
+  for (int row = 0; row < num_rows; ++row) {
+    for (int head = 0; head < num_heads; ++head) {
+      std::vector<float> k(key.begin() + row * stride + head * head_dim, key.begin() + row * stride + (head + 1) * head_dim);
+      const std::vector<float> v(value.begin() + row * stride + head * head_dim,
+                                 value.begin() + row * stride + (head + 1) * head_dim);
+      for (int step = 1; step < size; step *= 2) {
+        const std::vector<float> before = k;
+        for (int d = 0; d < head_dim; ++d) {
+          k[d] = (d / step) % 2 == 0 ? before[d] + before[d + step] : before[d - step] - before[d];
+        }
+      }
+      const size_t block_head = static_cast<size_t>(slots[row] / block_size) * num_heads + head;
+      const size_t offset = slots[row] % block_size;
+      const char* const keys = cache.keys + block_head * cache.key_head_bytes();
+      const char* const values = cache.values + block_head * cache.value_head_bytes();
+      float key_inverse, value_inverse;
+      const float scales[] = {find_scale(k, key_inverse), find_scale(v, value_inverse)};
+      const float got[] = {reinterpret_cast<const float*>(keys + cache.key_items_bytes())[offset],
+                           reinterpret_cast<const float*>(values + cache.value_items_bytes())[offset]};
+      for (int i = 0; i < 2; ++i) {
+        is_right = is_right && (std::isnan(scales[i]) ? std::isnan(got[i]) : same_bits(&scales[i], &got[i], 1));
+      }
+      for (int d = 0; d < head_dim; ++d) {
+        const int key_code = key_inverse == 0.0f ? 0 : static_cast<int>(std::nearbyint(k[d] * key_inverse));
+        const int value_code = value_inverse == 0.0f ? 0 : static_cast<int>(std::nearbyint(v[d] * value_inverse));
+        is_right = is_right && reinterpret_cast<const int8_t*>(keys)[d * cache.key_stride + offset] == key_code;
+        is_right = is_right && reinterpret_cast<const int8_t*>(values)[offset * cache.value_stride + d] == value_code;
+      }
+    }
+  }
+  check(is_right, "%s write_kv block %d, %d heads of %d, int8", kernels.name, block_size, num_heads, head_dim);
+
+  // Copied with its scales.
+  KvCache copied(num_blocks, block_size, num_heads, head_dim, KvType::int8);
+  std::memcpy(copied.keys, cache.keys, cache.key_block_bytes() * num_blocks);
+  std::memcpy(copied.values, cache.values, cache.value_block_bytes() * num_blocks);
+  copied.copy_block(2, 0);
+  check(std::memcmp(copied.keys, cache.keys + 2 * cache.key_block_bytes(), cache.key_block_bytes()) == 0 &&
+            std::memcmp(copied.values, cache.values + 2 * cache.value_block_bytes(), cache.value_block_bytes()) == 0,
+        "%s copy_block of int8", kernels.name);
+}
+
 // Each of the 65,536 halves to a float and back, through the cache.
 void test_all_halves(const Kernels& kernels) {
-  KvCache cache(1, 1, 1, 65536, true);
+  KvCache cache(1, 1, 1, 65536, KvType::float16);
   std::vector<float> all(65536);
   for (int i = 0; i < 65536; ++i) all[i] = to_float(half{static_cast<uint16_t>(i)});
   const int64_t slot = 0;
@@ -225,12 +300,17 @@ void test_row_ops(const Kernels& kernels) {
   test_rotary(kernels, 80, 20);
   test_rotary(kernels, 6, 6);
   test_rotary(kernels, 40, 38);
-  for (bool is_half : {false, true}) {
-    test_write(kernels, 16, 3, 64, is_half);
-    test_write(kernels, 4, 2, 20, is_half);
-    test_write(kernels, 1, 1, 5, is_half);
-    test_write(kernels, 32, 1, 80, is_half);
+  for (KvType type : {KvType::float32, KvType::float16}) {
+    test_write(kernels, 16, 3, 64, type);
+    test_write(kernels, 4, 2, 20, type);
+    test_write(kernels, 1, 1, 5, type);
+    test_write(kernels, 32, 1, 80, type);
   }
+  test_write_codes(kernels, 16, 3, 64);
+  test_write_codes(kernels, 16, 1, 256);
+  test_write_codes(kernels, 4, 2, 20);
+  test_write_codes(kernels, 1, 1, 5);
+  test_write_codes(kernels, 32, 1, 80);
   test_all_halves(kernels);
 }
 

@@ -172,7 +172,7 @@ void test_attention_sublayer(const Kernels& kernels, const Model& model, Workers
   const std::vector<float> before = random.normals(num_rows * kHidden);
   std::vector<float> expected = before, once = before, threaded = before;
   const auto run = [&](auto&& function) {
-    KvCache cache(kNumBlocks, kBlockSize, kKvHeads, kHeadDim, true);
+    KvCache cache(kNumBlocks, kBlockSize, kKvHeads, kHeadDim, KvType::float16);
     // What earlier steps have written.
     Random past(12);
     const std::vector<float> key = past.normals(kNumBlocks * kBlockSize * kKvHeads * kHeadDim);

@@ -1,0 +1,143 @@
+// The write of keys and values into the cache, rounded to its type. Compiled once an instruction set.
+#include "hadamard.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+template <class T>
+T narrow(float x);
+template <>
+inline half narrow<half>(float x) {
+#if defined(__F16C__)
+  return half{static_cast<uint16_t>(_cvtss_sh(x, 0))};
+#elif defined(OCTAVO_NEON)
+  return half{vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0)};
+#else
+  return to_half(x);
+#endif
+}
+template <>
+inline float narrow<float>(float x) {
+  return x;
+}
+
+// One position of one head. `column` and `row` are where its key's and its value's first items go.
+template <class T>
+void write_key(const float* key, int head_dim, ptrdiff_t key_stride, T* column) {
+  for (int d = 0; d < head_dim; ++d) column[d * key_stride] = narrow<T>(key[d]);
+}
+
+template <class T>
+void write_value(const float* value, int head_dim, T* row) {
+  int d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store(row + d, load(value + d));
+  for (; d < head_dim; ++d) row[d] = narrow<T>(value[d]);
+}
+
+// The factor that brings a vector to codes, and its scale. Exactly these roundings, no others: the reference does the
+// same, and all instruction sets find the same codes.
+struct Scaling {
+  float scale;    // NaN where the vector holds a NaN or an infinity: what reads it then fails and is seen to
+  float inverse;  // 0 where all codes are
+
+  Scaling(const float* x, int size) {
+    const vfloat none = zero();
+    vfloat high = none, low = none, broken = none;
+    for (int i = 0; i < size; i += kLanes) {
+      const vfloat v = i + kLanes <= size ? load(x + i) : load_first(x + i, size - i);
+      high = max(v, high);
+      low = min(v, low);
+      broken = add(broken, mul(v, none));  // 0 times a NaN or an infinity is a NaN
+    }
+    const float largest = max_lane(max(sub(none, low), high));
+    if (sum_lanes(broken) != 0.0f) {
+      scale = float_of(0x7fc00000);
+      inverse = 0.0f;
+    } else if (largest < kSmallest) {
+      scale = inverse = 0.0f;
+    } else {
+      scale = largest / 127.0f;
+      inverse = 127.0f / largest;
+    }
+  }
+
+  static constexpr float kSmallest = 1e-35f;  // below it, 127 / x may be an infinity
+};
+
+// Codes of `count` numbers, at most kLanes, to the nearest whole number, ties to even.
+inline void encode(const float* x, int count, float inverse, int8_t* codes) {
+  store(codes, round_to_int(mul(count == kLanes ? load(x) : load_first(x, count), set1(inverse))));
+}
+
+void write_key(const float* key, int head_dim, int hadamard_size, ptrdiff_t key_stride, int8_t* column, float* scale) {
+  float mixed[KvCache::kMaxCodedHeadDim];
+  __builtin_memcpy(mixed, key, sizeof(float) * head_dim);
+  transform_hadamard(mixed, head_dim, hadamard_size);
+  const Scaling scaling(mixed, head_dim);
+  *scale = scaling.scale;
+  for (int d = 0; d < head_dim; d += kLanes) {
+    const int count = min_int(kLanes, head_dim - d);
+    int8_t codes[kLanes] = {};
+    if (scaling.inverse != 0.0f) encode(mixed + d, count, scaling.inverse, codes);
+    for (int i = 0; i < count; ++i) column[(d + i) * key_stride] = codes[i];
+  }
+}
+
+void write_value(const float* value, int head_dim, int8_t* row, float* scale) {
+  const Scaling scaling(value, head_dim);
+  *scale = scaling.scale;
+  for (int d = 0; d < head_dim; d += kLanes) {  // the row is padded to 16 codes, and those beyond head_dim become zero
+    const int count = min_int(kLanes, head_dim - d);
+    int8_t codes[kLanes] = {};
+    if (scaling.inverse != 0.0f) encode(value + d, count, scaling.inverse, codes);
+    for (int i = 0; i < kLanes; ++i) row[d + i] = codes[i];
+  }
+}
+
+template <class T>
+void write_position(const float* key, const float* value, const KvCache& cache, int offset, char* keys, char* values) {
+  write_key(key, cache.head_dim, cache.key_stride, reinterpret_cast<T*>(keys) + offset);
+  write_value(value, cache.head_dim, reinterpret_cast<T*>(values) + static_cast<ptrdiff_t>(offset) * cache.value_stride);
+}
+template <>
+void write_position<int8_t>(const float* key, const float* value, const KvCache& cache, int offset, char* keys,
+                            char* values) {
+  write_key(key, cache.head_dim, cache.hadamard_size(), cache.key_stride, reinterpret_cast<int8_t*>(keys) + offset,
+            reinterpret_cast<float*>(keys + cache.key_items_bytes()) + offset);
+  write_value(value, cache.head_dim,
+              reinterpret_cast<int8_t*>(values) + static_cast<ptrdiff_t>(offset) * cache.value_stride,
+              reinterpret_cast<float*>(values + cache.value_items_bytes()) + offset);
+}
+
+template <class T>
+void write_rows(const WriteKvTask& task, int row_begin, int row_end) {
+  const KvCache& cache = *task.cache;
+  for (int row = row_begin; row < row_end; ++row) {
+    if (task.slots[row] < 0) continue;
+    const size_t block = static_cast<size_t>(task.slots[row] / cache.block_size);
+    const int offset = static_cast<int>(task.slots[row] % cache.block_size);
+    for (int head = 0; head < cache.num_kv_heads; ++head) {
+      const size_t block_head = block * cache.num_kv_heads + head;
+      write_position<T>(task.key + row * task.key_stride + head * cache.head_dim,
+                        task.value + row * task.value_stride + head * cache.head_dim, cache, offset,
+                        cache.keys + block_head * cache.key_head_bytes(),
+                        cache.values + block_head * cache.value_head_bytes());
+    }
+  }
+}
+
+}  // namespace
+
+void write_kv(const WriteKvTask& task, int row_begin, int row_end) {
+  switch (task.cache->type) {
+    case KvType::float32: write_rows<float>(task, row_begin, row_end); break;
+    case KvType::float16: write_rows<half>(task, row_begin, row_end); break;
+    case KvType::int8: write_rows<int8_t>(task, row_begin, row_end); break;
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
