@@ -65,7 +65,9 @@ const char* name_of(WeightKind kind) {
 
 class Engine {
  public:
-  Engine(const std::string& isa, int num_threads) : pool_(num_threads), workers_(pool_) {
+  Engine(const std::string& isa, int num_threads)
+      : pool_(place_threads(read_nodes("/sys/devices/system", allowed_cpus()), num_threads, current_node())),
+        workers_(pool_) {
     for (const Kernels* const* each = compiled_kernels(); *each != nullptr; ++each) {
       if (isa == (*each)->name && can_run(**each)) kernels_ = *each;
     }
@@ -74,6 +76,11 @@ class Engine {
 
   std::string isa() const { return kernels_->name; }
   int num_threads() const { return pool_.num_threads(); }
+  std::vector<int> thread_nodes() const {
+    std::vector<int> ids;
+    for (int node : pool_.placement().node_of) ids.push_back(pool_.placement().nodes[node].id);
+    return ids;
+  }
 
   // parts: (kind, values, scale or None, minimum or None) each; kind "" keeps what they are
   std::unique_ptr<Weight> pack_weight(const std::vector<nb::tuple>& parts, const std::string& dtype) {
@@ -129,6 +136,7 @@ class Engine {
           begin = end;
         }
       }
+      if (has_memory) spread_weight(*weight, pool_.placement());
     }
     require_memory(has_memory);
     return weight;
@@ -473,18 +481,12 @@ std::string dtype_of(const Weight& weight) {
   return name_of(weight.matrices[0].kind);
 }
 
-std::unique_ptr<KvCache> make_cache(int num_blocks, int block_size, int num_kv_heads, int head_dim,
-                                    const std::string& dtype) {
+std::unique_ptr<KvCache> make_cache(int num_blocks, int block_size, int num_kv_heads, int head_dim, bool is_half) {
   if (num_blocks < 0 || block_size < 1 || num_kv_heads < 1 || head_dim < 1) {
     refuse("a cache of %d blocks of %d tokens with %d heads of %d dimensions cannot be", num_blocks, block_size,
            num_kv_heads, head_dim);
   }
-  if (dtype != "float32" && dtype != "float16" && dtype != "int8") refuse("a cache cannot be of %s", dtype.c_str());
-  if (dtype == "int8" && head_dim > KvCache::kMaxCodedHeadDim) {
-    refuse("a cache of int8 has heads of at most %d dimensions, not %d", KvCache::kMaxCodedHeadDim, head_dim);
-  }
-  const KvType type = dtype == "float32" ? KvType::float32 : dtype == "float16" ? KvType::float16 : KvType::int8;
-  auto cache = std::make_unique<KvCache>(num_blocks, block_size, num_kv_heads, head_dim, type);
+  auto cache = std::make_unique<KvCache>(num_blocks, block_size, num_kv_heads, head_dim, is_half);
   require_memory(cache->is_allocated());
   return cache;
 }
@@ -530,6 +532,7 @@ NB_MODULE(_cpu, module) {
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("isa", &Engine::isa)
       .def_prop_ro("num_threads", &Engine::num_threads)
+      .def_prop_ro("thread_nodes", &Engine::thread_nodes)
       .def("pack_weight", &Engine::pack_weight)
       .def("embedding", &Engine::embedding)
       .def("linear", &Engine::linear, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none())

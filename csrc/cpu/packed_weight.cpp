@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include <sys/mman.h>
+
 namespace octavo {
 namespace {
 
@@ -155,6 +157,9 @@ void pack_panels(void* context, int task, int) {
   }
 }
 
+// From here on a page more or less does not matter.
+constexpr size_t kMinMappedBytes = 1 << 18;
+
 bool pack(Workers& workers, const std::vector<WeightSource>& sources, int num_columns, WeightKind kind,
           PackedMatrix& out) {
   out.kind = kind;
@@ -195,13 +200,25 @@ bool pack(Workers& workers, const std::vector<WeightSource>& sources, int num_co
 
 bool Buffer::allocate(size_t num_bytes) {
   size_ = (num_bytes + 63) / 64 * 64;
-  data_ = std::aligned_alloc(64, size_ > 0 ? size_ : 64);
-  if (data_ == nullptr) {
-    size_ = 0;
-    return false;
+  is_mapped_ = size_ >= kMinMappedBytes;
+  if (is_mapped_) {
+    data_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) data_ = nullptr;
+  } else {
+    data_ = std::aligned_alloc(64, size_ > 0 ? size_ : 64);
+    if (data_ != nullptr) std::memset(data_, 0, size_);
   }
-  std::memset(data_, 0, size_);
-  return true;
+  if (data_ == nullptr) size_ = 0;
+  return data_ != nullptr;
+}
+
+Buffer::~Buffer() {
+  if (data_ == nullptr) return;
+  if (is_mapped_) {
+    munmap(data_, size_);
+  } else {
+    std::free(data_);
+  }
 }
 
 bool pack_same_kind(Workers& workers, const std::vector<WeightSource>& sources, int num_columns, PackedMatrix& out) {
@@ -251,6 +268,31 @@ void read_row(const PackedMatrix& matrix, int row, float factor, float* out) {
       x = to_float(matrix.values.as<bfloat>()[at]);
     }
     out[column] = x * factor;
+  }
+}
+
+void spread_weight(const Weight& weight, const Placement& placement) {
+  if (!placement.is_spread()) return;
+  // `linear` makes tasks of the matrices one after the other, about as many as they have bytes, and deals them out to the
+  // nodes in order.
+  constexpr size_t kParts = 1 << 20;
+  double before = 0.0;  // share of the weight that lies in the matrices before
+  for (const PackedMatrix& matrix : weight.matrices) {
+    const double share = static_cast<double>(matrix.num_bytes()) / static_cast<double>(weight.num_bytes());
+    const auto place_in_matrix = [&](size_t part) {
+      const double place = (static_cast<double>(part) / kParts - before) / share;
+      return place < 0.0 ? 0.0 : place > 1.0 ? 1.0 : place;
+    };
+    for (size_t node = 0; node < placement.nodes.size(); ++node) {
+      const double from = place_in_matrix(placement.begin_of(node, kParts));
+      const double to = place_in_matrix(placement.begin_of(node + 1, kParts));
+      for (const Buffer* buffer : {&matrix.values, &matrix.scale, &matrix.minimum, &matrix.code_sum}) {
+        const size_t begin = static_cast<size_t>(from * static_cast<double>(buffer->size()));
+        const size_t end = static_cast<size_t>(to * static_cast<double>(buffer->size()));
+        if (end > begin) move_to_node(buffer->as<char>() + begin, end - begin, placement.nodes[node].id);
+      }
+    }
+    before += share;
   }
 }
 

@@ -15,12 +15,13 @@ constexpr int kGroupSize = 32;   // inputs that share a scale
 
 enum class WeightKind { q4, q8, float32, float16, bfloat16 };
 
-// 64-byte aligned memory, freed with its owner.
+// 64-byte aligned memory, zero, freed with its owner. Large ones are mapped and not touched, so that a page comes to lie
+// on the memory node of the thread that fills it.
 class Buffer {
  public:
   Buffer() = default;
-  ~Buffer() { std::free(data_); }
-  Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) {
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_), is_mapped_(other.is_mapped_) {
     other.data_ = nullptr;
     other.size_ = 0;
   }
@@ -37,6 +38,7 @@ class Buffer {
  private:
   void* data_ = nullptr;
   size_t size_ = 0;
+  bool is_mapped_ = false;
 };
 
 // [N, K] of one kind. Channels beyond N in the last panel are zero.
@@ -100,5 +102,8 @@ struct Weight {
     return total;
   }
 };
+
+// On several memory nodes: lets the part of a weight that a node's threads read first lie on that node.
+void spread_weight(const Weight& weight, const Placement& placement);
 
 }  // namespace octavo

@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <chrono>
+#include <utility>
 
 #include <pthread.h>
 
@@ -51,8 +52,13 @@ bool wait_awake(Condition is_done) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads < 1 ? 1 : num_threads), num_forks_(count_forks()), bed_(new Bed) {
+ThreadPool::ThreadPool(Placement placement)
+    : placement_(std::move(placement)),
+      num_threads_(static_cast<int>(placement_.node_of.size())),
+      num_forks_(count_forks()),
+      num_parts_(placement_.nodes.size()),
+      parts_(new Part[num_parts_]),
+      bed_(new Bed) {
   for (int worker = 1; worker < num_threads_; ++worker) bed_->helpers.emplace_back([this, worker] { work(worker); });
 }
 
@@ -78,8 +84,14 @@ void ThreadPool::run(int num_tasks, Task task, void* context) {
   task_ = task;
   context_ = context;
   num_unfinished_.store(num_tasks, std::memory_order_relaxed);
-  const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-  ticket_.store(generation << 32 | static_cast<uint32_t>(num_tasks));  // also publishes task_ and context_
+  ++generation_;
+  for (size_t node = 0; node < num_parts_; ++node) {
+    Part& part = parts_[node];
+    part.first_task = static_cast<int>(placement_.begin_of(node, num_tasks));
+    const int end = static_cast<int>(placement_.begin_of(node + 1, num_tasks));
+    // Also publishes task_, context_ and first_task.
+    part.ticket.store(generation_ << 32 | static_cast<uint32_t>(end - part.first_task));
+  }
   if (num_sleeping_.load() > 0) {
     // Taking the lock once makes sure a helper that saw no work is truly asleep before the call.
     { std::lock_guard<std::mutex> lock(bed_->mutex); }
@@ -98,20 +110,35 @@ void ThreadPool::run(int num_tasks, Task task, void* context) {
 }
 
 bool ThreadPool::take_and_run(int worker) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  const size_t home = static_cast<size_t>(placement_.node_of[worker]);
+  for (size_t i = 0; i < num_parts_; ++i) {
+    if (take_and_run(worker, home + i < num_parts_ ? home + i : home + i - num_parts_)) return true;
+  }
+  return false;
+}
+
+bool ThreadPool::take_and_run(int worker, size_t node) {
+  Part& part = parts_[node];
+  uint64_t ticket = part.ticket.load(std::memory_order_acquire);
   do {
     if (static_cast<uint32_t>(ticket) == 0) return false;
-  } while (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire));
-  // The job cannot end before this task has, so task_ and context_ stay what they are.
-  task_(context_, static_cast<int>(static_cast<uint32_t>(ticket)) - 1, worker);
+  } while (!part.ticket.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  // The job cannot end before this task has, so task_, context_ and first_task stay what they are.
+  task_(context_, part.first_task + static_cast<int>(static_cast<uint32_t>(ticket)) - 1, worker);
   num_unfinished_.fetch_sub(1, std::memory_order_release);
   return true;
 }
 
+bool ThreadPool::has_tasks() const {
+  for (size_t node = 0; node < num_parts_; ++node) {
+    if (static_cast<uint32_t>(parts_[node].ticket.load()) != 0) return true;
+  }
+  return false;
+}
+
 void ThreadPool::work(int worker) {
-  const auto has_work = [this] {
-    return static_cast<uint32_t>(ticket_.load()) != 0 || is_stopping_.load(std::memory_order_relaxed);
-  };
+  bind_to_cpus(placement_.nodes[placement_.node_of[worker]].cpus);
+  const auto has_work = [this] { return has_tasks() || is_stopping_.load(std::memory_order_relaxed); };
   for (;;) {
     while (take_and_run(worker)) {
     }

@@ -5,9 +5,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "topology.h"
 
 namespace octavo {
 
@@ -16,14 +19,20 @@ using Task = void (*)(void* context, int index, int worker);
 
 // Tasks are claimed one at a time, never dealt out in halves, so a helper whose core was taken away delays at most the
 // one task it holds. A helper without work spins for microseconds, then yields, then sleeps: an idle pool uses no CPU.
+//
+// No thread is ever bound to one core: whoever else wants that core would then halve the pool. On several memory nodes a
+// helper is bound to all cores of its node; a job's tasks are divided among the nodes in order, and a worker takes from
+// its own node's part first and from the others' when that is empty. Who runs a task changes no result.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);
+  explicit ThreadPool(int num_threads) : ThreadPool(Placement::anywhere(num_threads < 1 ? 1 : num_threads)) {}
+  explicit ThreadPool(Placement placement);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return num_threads_; }
+  const Placement& placement() const { return placement_; }
 
   // Runs task(context, i, worker) for every i in [0, num_tasks) and returns when all have ended. One caller at a time.
   // In a forked child, where there are no helpers, the caller runs them all.
@@ -32,6 +41,8 @@ class ThreadPool {
  private:
   void work(int worker);
   bool take_and_run(int worker);
+  bool take_and_run(int worker, size_t node);
+  bool has_tasks() const;
 
   bool is_forked() const;
 
@@ -43,11 +54,19 @@ class ThreadPool {
     std::vector<std::thread> helpers;
   };
 
+  // A node's part of the open job: generation (high 32 bits), tasks left to claim (low 32 bits). A claim is one
+  // compare-and-swap of the whole word, so a helper that is late never takes a task of a job it has not seen.
+  struct alignas(64) Part {
+    std::atomic<uint64_t> ticket{0};
+    int first_task = 0;
+  };
+
+  const Placement placement_;
   const int num_threads_;
   const int num_forks_;  // of this process, when the pool was made
-  // The open job: generation (high 32 bits), tasks left to claim (low 32 bits). A claim is one compare-and-swap of the
-  // whole word, so a helper that is late never takes a task of a job it has not seen.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  const size_t num_parts_;
+  const std::unique_ptr<Part[]> parts_;
+  uint64_t generation_ = 0;
   alignas(64) std::atomic<int> num_unfinished_{0};
   alignas(64) std::atomic<int> num_sleeping_{0};
   Task task_ = nullptr;

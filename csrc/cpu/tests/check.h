@@ -41,6 +41,7 @@ bool is_close(float actual, double expected, double tolerance);
 extern const std::vector<int> kRowCounts;
 
 void test_threads();
+void test_topology();
 void test_matmul(const Kernels& kernels);
 void test_row_ops(const Kernels& kernels);
 void test_attention(const Kernels& kernels);

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     }
   }
   test::test_threads();
+  test::test_topology();
   for (const Kernels* kernels : variants) {
     const int passed_before = test::num_passed(), failed_before = test::num_failed();
     test::test_matmul(*kernels);
