@@ -91,10 +91,11 @@ def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(
             assert np.array_equal(result, expected), (ops.num_threads, chunks)
 
 
-def test_a_sequence_has_the_same_bits_beside_others(cpu):
+@pytest.mark.parametrize("cache_dtype", ["float16", "int8"])
+def test_a_sequence_has_the_same_bits_beside_others(cpu, cache_dtype):
     rng = np.random.default_rng(4)
     batch = attention_batch(rng, [*MIXED, (1, 700), (3, 600)], 16, 200)
-    cache = cpu.allocate_layer_cache(200, 16, 2, 64, "float16")
+    cache = cpu.allocate_layer_cache(200, 16, 2, 64, cache_dtype)
     fill_cache(rng, [(cpu, cache)], batch, 2, 64, 16)
     query = normal(rng, int(batch.query_start[-1]), 6, 64)
     together = cpu.paged_attention(query, cache, batch, 0.125)
@@ -120,12 +121,13 @@ def test_queries_may_be_views_of_a_fused_buffer(cpu):
         assert np.array_equal(cpu.paged_attention(other, cache, batch, 0.125), expected)
 
 
-def test_what_lies_in_a_block_beyond_the_context_is_never_read(cpu):
+@pytest.mark.parametrize("cache_dtype", KV_CACHE_DTYPES)
+def test_what_lies_in_a_block_beyond_the_context_is_never_read(cpu, cache_dtype):
     """Old keys and values, NaN even, in slots that the sequence has not reached."""
     rng = np.random.default_rng(6)
     batch = attention_batch(rng, [(1, 5), (3, 18)], 16, 8)
-    clean = cpu.allocate_layer_cache(8, 16, 1, 32, "float16")
-    dirty = cpu.allocate_layer_cache(8, 16, 1, 32, "float16")
+    clean = cpu.allocate_layer_cache(8, 16, 1, 32, cache_dtype)
+    dirty = cpu.allocate_layer_cache(8, 16, 1, 32, cache_dtype)
     nan = np.full((128, 1, 32), np.nan, np.float32)
     cpu.write_kv(nan, nan, dirty, np.arange(128))
     fill_cache(rng, [(cpu, clean), (cpu, dirty)], batch, 1, 32, 16)

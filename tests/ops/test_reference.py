@@ -208,6 +208,28 @@ def test_a_float16_cache_holds_rounded_keys_and_values() -> None:
     np.testing.assert_array_equal(cache.values[1, 0], sequence.value[4].astype(np.float16))
 
 
+def test_an_int8_cache_holds_codes_and_scales_of_values() -> None:
+    cache = OPS.allocate_layer_cache(1, 2, 1, 4, "int8")
+    values = np.array([[[254.0, -127.0, 3.0, 5.0]], [[0.0, 0.0, 0.0, -1.0]]], np.float32)
+    OPS.write_kv(values, values, cache, np.arange(2))
+    assert cache.num_bytes == 2 * 2 * (4 + 4)
+    # 1.5 and 2.5 go to the even neighbour, -63.5 too
+    assert cache.values[0].tolist() == [[[127, -64, 2, 2]], [[0, 0, 0, -127]]]
+    np.testing.assert_array_equal(cache.value_scales[0, :, 0], np.array([2, 1 / 127], np.float32))
+
+
+def test_an_int8_cache_holds_keys_as_sums_and_differences() -> None:
+    cache = OPS.allocate_layer_cache(1, 1, 1, 6, "int8")
+    key = np.array([[[100.0, 27.0, 0.0, 1.0, 2.0, 1.0]]], np.float32)  # six channels are three pairs
+    OPS.write_kv(key, key, cache, np.arange(1))
+    assert cache.keys[0, 0, 0].tolist() == [127, 73, 1, -1, 3, 1]
+    assert cache.key_scales[0, 0, 0] == 1
+    four = OPS.allocate_layer_cache(1, 1, 1, 4, "int8")
+    OPS.write_kv(key[..., :4], key[..., :4], four, np.arange(1))
+    # (100 + 27) + (0 + 1), (100 - 27) + (0 - 1), and the differences; each times 127 / 128
+    assert four.keys[0, 0, 0].tolist() == [127, 71, 125, 73]
+
+
 def test_a_row_without_a_slot_is_not_written() -> None:
     cache = OPS.allocate_layer_cache(2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, "float32")
     rows = np.ones((2, NUM_KV_HEADS, HEAD_DIM), np.float32)
