@@ -91,14 +91,8 @@ class GeneratingEndpoint(ABC):
         return f"{self.id_prefix}-{exchange.request_id}"
 
     def read(self, decode: Callable[[bytes, FieldReading], _Request], body: bytes, exchange: Exchange) -> _Request:
-        """The body as a request; what was found on the way is noted for the log and the header. Raises ClientError."""
-        reading = FieldReading(is_lenient=self._settings.is_lenient)
-        try:
-            return decode(body, reading)
-        finally:
-            exchange.labels.update(reading.labels)
-            if reading.ignored:
-                exchange.response_headers.append((b"x-octavo-ignored-fields", reading.make_ignored_header()))
+        """Raises ClientError."""
+        return read_request(decode, body, exchange, self._settings)
 
     def bound_text(self, request: SamplingFields) -> AbstractAsyncContextManager[Any]:
         """A text of any length may be sent to be truncated; such texts are tokenized one after the other."""
@@ -169,6 +163,19 @@ class GeneratingEndpoint(ABC):
             return served[0]
         check_model(name, served)
         return name
+
+
+def read_request(
+    decode: Callable[[bytes, FieldReading], _Request], body: bytes, exchange: Exchange, settings: ServerSettings
+) -> _Request:
+    """The body as a request; what was found on the way is noted for the log and the header. Raises ClientError."""
+    reading = FieldReading(is_lenient=settings.is_lenient)
+    try:
+        return decode(body, reading)
+    finally:
+        exchange.labels.update(reading.labels)
+        if reading.ignored:
+            exchange.response_headers.append((b"x-octavo-ignored-fields", reading.make_ignored_header()))
 
 
 def check_model(name: str, served: Any) -> None:

@@ -188,8 +188,3 @@ def _refuse_unknown(name: str, known: frozenset[str], path: str) -> None:
 
 def _shorten(name: str) -> str:
     return name if len(name) <= _MAX_SHOWN_NAME_CHARS else name[: _MAX_SHOWN_NAME_CHARS - 3] + "..."
-
-
-def keep_supported(fields: Mapping[str, Any], supported: Iterable[str], path: str = "") -> dict[str, Any]:
-    """Strictly, for who keeps no record of what was ignored. Raises InvalidRequestError."""
-    return FieldReading().keep_supported(fields, supported, path=path)

@@ -13,10 +13,10 @@ from octavo.server.api import ServingEngine
 from octavo.server.body import ClientDisconnected, read_json_body
 from octavo.server.chat_prompt import ChatPrompter
 from octavo.server.decoding import convert_fields, decode_json_object
-from octavo.server.endpoint import check_model
+from octavo.server.endpoint import check_model, read_request
 from octavo.server.errors import send_error
-from octavo.server.exchange import get_exchange
-from octavo.server.fields import keep_supported
+from octavo.server.exchange import Exchange, get_exchange
+from octavo.server.fields import FieldReading
 from octavo.server.messages import check_messages
 from octavo.server.prompts import LONG_TEXT_CHARS, encode_prompts
 from octavo.server.responses import Receive, Scope, Send, send_json
@@ -72,7 +72,7 @@ class TextEndpoint(ABC):
         exchange = get_exchange(scope)
         try:
             body = await read_json_body(scope, receive, self._settings.max_request_bytes, self._settings.body_timeout_s)
-            answer = await self.answer(body)
+            answer = await self.answer(body, exchange)
         except ClientDisconnected:
             exchange.has_client_left = True
         except Exception as error:
@@ -81,7 +81,7 @@ class TextEndpoint(ABC):
             await send_json(send, answer)
 
     @abstractmethod
-    async def answer(self, body: bytes) -> dict[str, Any]:
+    async def answer(self, body: bytes, exchange: Exchange) -> dict[str, Any]:
         """Raises ClientError."""
 
 
@@ -92,8 +92,8 @@ class TokenizeEndpoint(TextEndpoint):
         # Texts of any length are counted, but the long ones one after the other: generating goes before.
         self._long_text = asyncio.Semaphore(1)
 
-    async def answer(self, body: bytes) -> dict[str, Any]:
-        request = decode_tokenize_request(body)
+    async def answer(self, body: bytes, exchange: Exchange) -> dict[str, Any]:
+        request = read_request(decode_tokenize_request, body, exchange, self._settings)
         if request.model is not None:
             check_model(request.model, self.engine.info.served_model_names)
         if len(body) > LONG_TEXT_CHARS:
@@ -120,8 +120,8 @@ class TokenizeEndpoint(TextEndpoint):
 
 
 class DetokenizeEndpoint(TextEndpoint):
-    async def answer(self, body: bytes) -> dict[str, Any]:
-        request = decode_detokenize_request(body)
+    async def answer(self, body: bytes, exchange: Exchange) -> dict[str, Any]:
+        request = read_request(decode_detokenize_request, body, exchange, self._settings)
         if request.model is not None:
             check_model(request.model, self.engine.info.served_model_names)
         vocab_size = self.engine.info.vocab_size
@@ -136,9 +136,9 @@ class DetokenizeEndpoint(TextEndpoint):
         return {"prompt": self.engine.tokenizer.decode(request.tokens, skip_special_tokens=False)}
 
 
-def decode_tokenize_request(body: bytes) -> TokenizeRequest:
+def decode_tokenize_request(body: bytes, reading: FieldReading | None = None) -> TokenizeRequest:
     """Raises InvalidRequestError."""
-    fields = keep_supported(decode_json_object(body), TokenizeRequest.__struct_fields__)
+    fields = (reading or FieldReading()).keep_supported(decode_json_object(body), TokenizeRequest.__struct_fields__)
     if ("prompt" in fields) == ("messages" in fields):
         raise InvalidRequestError(
             "Send either prompt, a text, or messages, a chat; this request has "
@@ -155,7 +155,7 @@ def decode_tokenize_request(body: bytes) -> TokenizeRequest:
     return convert_fields(fields, TokenizeRequest)
 
 
-def decode_detokenize_request(body: bytes) -> DetokenizeRequest:
+def decode_detokenize_request(body: bytes, reading: FieldReading | None = None) -> DetokenizeRequest:
     """Raises InvalidRequestError."""
-    fields = keep_supported(decode_json_object(body), DetokenizeRequest.__struct_fields__)
+    fields = (reading or FieldReading()).keep_supported(decode_json_object(body), DetokenizeRequest.__struct_fields__)
     return convert_fields(fields, DetokenizeRequest)

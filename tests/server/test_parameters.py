@@ -275,6 +275,14 @@ async def test_lenient_ignores_and_tells(serving: Serving, path: str) -> None:
     assert wrong.headers["x-octavo-ignored-fields"] == answer.headers["x-octavo-ignored-fields"]
 
 
+async def test_lenient_tokenizing_ignores_and_tells(serving: Serving) -> None:
+    async with serving(FakeEngine(), is_lenient=True) as client:
+        answer = await client.post("/tokenize", json={"prompt": "a", "colour": 1})
+        back = await client.post("/detokenize", json={"tokens": [97], "colour": 1})
+    assert (answer.json()["tokens"], back.json()["prompt"]) == ([97], "a")
+    assert answer.headers["x-octavo-ignored-fields"] == back.headers["x-octavo-ignored-fields"] == "colour"
+
+
 @both
 async def test_what_asks_for_nothing_is_accepted(serving: Serving, path: str) -> None:
     body = {**ENDPOINTS[path], "service_tier": "auto", "store": False, "logit_bias": {}, "best_of": 1, "suffix": ""}
