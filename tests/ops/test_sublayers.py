@@ -126,7 +126,7 @@ ROWS = [(1, 1), (7, 7), (1, 40), (5, 90), (33, 33), (1, 130), (40, 150)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("cache_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("cache_dtype", ["float16", "float32", "int8"])
 def test_attention_has_the_bits_of_its_ops_and_the_reference_s_values(cpu, reference, variant, cache_dtype):
     rng = np.random.default_rng(1)
     batch = attention_batch(rng, ROWS, 16, 60, variant.get("window"))

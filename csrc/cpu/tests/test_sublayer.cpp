@@ -233,6 +233,25 @@ void test_mlp_sublayer(const Kernels& kernels, const Model& model, Workers& alon
   check(run_mlp_sublayer(alone, kernels, model.mlp, nullptr, 0), "%s of no rows", name);
 }
 
+void test_logits(const Kernels& kernels, const Model& model, Workers& together) {
+  Random random(31);
+  const ptrdiff_t stride = kHidden + 1;
+  const std::vector<float> x = random.normals(50 * stride);
+  const std::vector<int32_t> rows = {49, 0, 7, 7, 12, 3};
+  const int count = static_cast<int>(rows.size());
+  std::vector<float> normed(count * kHidden), expected(count * kQkv), got(count * kQkv);
+  for (int i = 0; i < count; ++i) {
+    kernels.rms_norm({x.data() + rows[i] * stride, stride, nullptr, model.norm.data(), kEps, normed.data() + i * kHidden,
+                      kHidden},
+                     0, 1);
+  }
+  linear(together, kernels, normed.data(), kHidden, count, model.qkv, nullptr, expected.data());
+  check(run_logits(together, kernels, x.data(), stride, rows.data(), count, model.norm.data(), kEps, model.qkv,
+                   got.data()),
+        "%s logits", kernels.name);
+  check(same_bits(got.data(), expected.data(), got.size()), "%s logits have the bits of their ops", kernels.name);
+}
+
 }  // namespace
 
 void test_sublayer(const Kernels& kernels) {
@@ -249,6 +268,7 @@ void test_sublayer(const Kernels& kernels) {
       std::snprintf(name, sizeof name, "%s mlp sublayer%s%s", kernels.name,
                     second == WeightKind::q8 ? "" : " with floats", has_options ? " with options" : "");
       test_mlp_sublayer(kernels, model, alone, together, name);
+      test_logits(kernels, model, together);
     }
   }
 }
