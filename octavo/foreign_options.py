@@ -134,7 +134,7 @@ FOREIGN_OPTIONS: tuple[ForeignOption, ...] = (
     _without(_LAZY_MEMORY, "--mlock", "--no-mmap", "--mmap", "--no-warmup", "--warmup", "--no-repack",
              "--safetensors-load-strategy", "--check-tensors", "--use-v2-block-manager", "--keepalive", "--keep-alive"),
     _without(_ALWAYS, "--flash-attn", "-fa", "--cont-batching", "-cb", "--jinja", "--metrics",
-             "--enable-request-id-headers", "--enable-prompt-tokens-details", "--enable-server-load-tracking",
+             "--enable-request-id-headers", "--enable-prompt-tokens-details", 
              "--kv-unified", "-kvu", "--enable-metrics"),
     _without("leave it out: what runs is at /metrics, what is served at /v1/models", "--slots", "--props"),
     _without("leave it out: content may be a text or a list of text parts, either way",
