@@ -17,6 +17,9 @@ from octavo.server.sampling_fields import SamplingFields
 
 encode_json = msgspec.json.Encoder().encode
 
+# Entries of log-probabilities: about 10 ms of work.
+_MANY_ENTRIES = 4096
+
 
 @dataclass(slots=True)
 class Choice:
@@ -61,6 +64,7 @@ class AnswerFormat(ABC):
         self.chunk_head = b"data: " + encode_json({**head, "object": chunk_object})[:-1] + b',"choices":['
         # In a stream with usage every chunk has the field, and only the last one a value.
         self._chunk_end = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
+        self._described_prompts: dict[int, dict[str, Any]] = {}
         self._scored_prompts: list[list[TokenLogprobs | None]] = [[] for _ in generation.prompts]
 
     @abstractmethod
@@ -138,7 +142,19 @@ class AnswerFormat(ABC):
         """Of which prompt the choice is."""
         return index // self._generation.params.n
 
+    @property
+    def is_large(self) -> bool:
+        """Making the whole answer takes long enough to hold up everybody's streams."""
+        num_entries = sum(map(len, self._scored_prompts)) * (1 + (self._generation.params.prompt_logprobs or 0))
+        return num_entries * self._generation.params.n > _MANY_ENTRIES
+
     def _describe_prompt(self, number: int) -> dict[str, Any]:
+        """The same for all choices of a prompt."""
+        if number not in self._described_prompts:
+            self._described_prompts[number] = self._make_prompt_description(number)
+        return self._described_prompts[number]
+
+    def _make_prompt_description(self, number: int) -> dict[str, Any]:
         described: dict[str, Any] = {}
         if self._num_prompt_logprobs is not None:
             scored = self._scored_prompts[number]

@@ -82,7 +82,9 @@ class GeneratingEndpoint(ABC):
                 send, generation, format, include_usage=request.include_usage, deadline=deadline, exchange=exchange
             )
         else:
-            await send_json(send, format.response(generation.usage))
+            usage = generation.usage
+            whole = await asyncio.to_thread(format.response, usage) if format.is_large else format.response(usage)
+            await send_json(send, whole)
 
     def make_answer_id(self, exchange: Exchange, request: SamplingFields) -> str:
         """As vLLM does, the answer's id is the request's, with the kind of answer before it."""

@@ -84,7 +84,7 @@ UNSUPPORTED_FIELDS: dict[str, Unsupported] = {
 }
 
 _MAX_SHOWN_NAME_CHARS = 64
-_MAX_HEADER_BYTES = 1024
+_MAX_HEADER_CHARS = 1024
 
 
 @dataclass(slots=True)
@@ -101,9 +101,15 @@ class FieldReading:
     labels: dict[str, str] = field(default_factory=dict)
 
     def make_ignored_header(self) -> bytes:
-        """The names for X-Octavo-Ignored-Fields; what is no plain word is percent-encoded, and what is much is cut."""
-        header = ", ".join(quote(_shorten(name), safe=".[]") for name in self.ignored)
-        return header[:_MAX_HEADER_BYTES].encode("ascii")
+        """The names for X-Octavo-Ignored-Fields; what is no plain word is percent-encoded, too many end in "..."."""
+        header = ""
+        for name in self.ignored:
+            separator = ", " if header else ""
+            quoted = quote(_shorten(name), safe=".[]")
+            if len(header) + len(quoted) > _MAX_HEADER_CHARS:
+                return f"{header}{separator}...".encode("ascii")
+            header += separator + quoted
+        return header.encode("ascii")
 
     def keep_supported(
         self, fields: Mapping[str, Any], supported: Iterable[str], *, path: str = "", elsewhere: Mapping[str, str] = {}

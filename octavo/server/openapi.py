@@ -10,7 +10,7 @@ from octavo.server import answer_types as answers
 from octavo.server.field_notes import FIELD_NOTES, STREAM_OPTION_NOTES
 from octavo.server.fields import LABEL_FIELDS, UNSUPPORTED_FIELDS
 from octavo.server.operations import ERRORS, OPERATIONS, Operation
-from octavo.server.protocol import ChatRequest, CompletionRequest
+from octavo.server.protocol import FIELDS_OF_CHATS, FIELDS_OF_COMPLETIONS, ChatRequest, CompletionRequest
 from octavo.server.settings import ServerSettings
 from octavo.server.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -21,8 +21,13 @@ def make_openapi(settings: ServerSettings, version: str) -> dict[str, Any]:
     _, components = msgspec.json.schema_components([*named, answers.Error], ref_template="#/components/schemas/{name}")
     for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
         _complete_request_schema(components[kind.__name__])
+    for kind, elsewhere in ((ChatRequest, FIELDS_OF_COMPLETIONS), (CompletionRequest, FIELDS_OF_CHATS)):
+        for name, path in elsewhere.items():
+            components[kind.__name__]["properties"][name] = {"type": "null", "description": f"A field of {path}."}
     for name, note in STREAM_OPTION_NOTES.items():
-        _annotate(components["StreamOptions"]["properties"][name], note)
+        schema = components["StreamOptions"]["properties"][name]
+        _annotate(schema, note)
+        _or_null(schema)
     components["StreamOptions"]["additionalProperties"] = False
     components["TokenizeRequest"]["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
     document: dict[str, Any] = {
@@ -90,6 +95,9 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     if "anyOf" in schema:
         if {"type": "null"} not in schema["anyOf"]:
             schema["anyOf"].append({"type": "null"})
+    elif "const" in schema:
+        schema["enum"] = [schema.pop("const"), None]
+        schema.pop("type", None)
     elif "type" in schema:
         types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         schema["type"] = [*types, "null"]

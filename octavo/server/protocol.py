@@ -84,7 +84,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 def decode_chat_request(body: bytes, reading: FieldReading | None = None) -> ChatRequest:
     """Raises InvalidRequestError."""
-    fields = _decode_fields(body, ChatRequest, {"prompt": "/v1/completions"}, reading or FieldReading())
+    fields = _decode_fields(body, ChatRequest, FIELDS_OF_COMPLETIONS, reading or FieldReading())
     if "messages" in fields:
         fields["messages"] = check_messages(fields["messages"])
     request = convert_fields(fields, ChatRequest)
@@ -98,7 +98,7 @@ def decode_chat_request(body: bytes, reading: FieldReading | None = None) -> Cha
 
 def decode_completion_request(body: bytes, reading: FieldReading | None = None) -> CompletionRequest:
     """Raises InvalidRequestError."""
-    fields = _decode_fields(body, CompletionRequest, _CHAT_ONLY_FIELDS, reading or FieldReading())
+    fields = _decode_fields(body, CompletionRequest, FIELDS_OF_CHATS, reading or FieldReading())
     if isinstance(fields.get("logprobs"), bool):
         hint = "leave it out" if fields["logprobs"] is False else "send the number of alternatives, such as 1"
         refuse_value("logprobs", fields["logprobs"], f"on this endpoint it is an integer; {hint}", code="invalid_type")
@@ -112,8 +112,10 @@ def decode_completion_request(body: bytes, reading: FieldReading | None = None) 
 
 _Request = TypeVar("_Request", ChatRequest, CompletionRequest)
 
+# Fields of the other endpoint, and which that is.
+FIELDS_OF_COMPLETIONS = {"prompt": "/v1/completions"}
 # Not top_logprobs, which here is logprobs, and whose refusal says so.
-_CHAT_ONLY_FIELDS = {
+FIELDS_OF_CHATS = {
     name: "/v1/chat/completions"
     for name in ChatRequest.__struct_fields__
     if name not in CompletionRequest.__struct_fields__ and name != "top_logprobs"
