@@ -16,7 +16,7 @@ TESTS  := octavo_kernel_tests
 ARM    := aarch64-linux-gnu
 QEMU   := qemu-aarch64 -L /usr/$(ARM)
 
-.PHONY: serve test lint types unit native native-arm clean
+.PHONY: serve test test-clients test-schemas fuzz-api lint types unit native native-arm clean
 
 serve: $(VENV)/.installed
 	$(BIN)/octavo serve $(MODEL) $(ARGS)
@@ -32,6 +32,32 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+# Other people's clients against the server with a real model: the npm client, langchain-openai, litellm, llama-index.
+test-clients: $(VENV)/.installed-test build/clients/.installed
+	$(BIN)/python -m pytest tests/clients -rA
+
+build/clients/.installed: tests/clients/node/package.json tests/clients/frameworks/requirements.txt | $(BIN)/python
+	$(BIN)/python -m venv build/clients/venv
+	build/clients/venv/bin/python -m pip install --quiet -r tests/clients/frameworks/requirements.txt
+	mkdir -p build/clients/node
+	cp tests/clients/node/package.json build/clients/node/
+	@if command -v npm >/dev/null; then cd build/clients/node && npm install --no-package-lock --no-audit --no-fund; \
+	else echo "test-clients: the npm client is skipped, there is no npm (Debian's packages nodejs and npm)"; fi
+	touch $@
+
+# Thousands of requests made from our own OpenAPI, to a fake engine and to a real model.
+fuzz-api: $(VENV)/.installed-test build/fuzz/.installed
+	$(BIN)/python -m pytest tests/fuzz -rA
+
+build/fuzz/.installed: tests/fuzz/requirements.txt | $(BIN)/python
+	$(BIN)/python -m venv build/fuzz
+	build/fuzz/bin/python -m pip install --quiet -r tests/fuzz/requirements.txt
+	touch $@
+
+# All schemas, three seeds at two temperatures each; `make test` asks for a sample.
+test-schemas: $(VENV)/.installed-test
+	OCTAVO_ALL_SCHEMAS=1 $(BIN)/python -m pytest tests/system/test_schemas.py -rA
 
 # Twice: as users get them, and with the address and undefined-behaviour sanitizers.
 native: $(filter $(BIN)/cmake,$(CMAKE))
