@@ -1,11 +1,13 @@
 """Bit-identical answers, whatever the engine does besides: the promise that Octavo is built around.
 
 Twelve prompts on the real SmolLM2, greedy and seeded, with log-probabilities, must give the same bits: alone, together,
-in small chunks, with the prefix cache off, cold and warm, and in a pool so small that sequences are preempted.
+in small chunks, with the prefix cache off, cold and warm, and in a pool so small that sequences are preempted. Once
+with the cache in float16 and once in 8-bit codes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,61 +57,60 @@ def prompts(golden_smollm2: Any) -> list[list[int]]:
     return prompts_of(golden_smollm2)
 
 
-def engine_of(path: Any, **options: Any) -> LLM:
-    return LLM(model=str(path), max_model_len=MAX_MODEL_LEN, **options)
+@pytest.fixture(scope="module", params=["float16", "int8"])
+def start(request: pytest.FixtureRequest, smollm2_gguf: Any) -> Callable[..., LLM]:
+    """start(**options) -> an engine of the model, its cache in the format of this run."""
+    defaults = {"model": str(smollm2_gguf), "max_model_len": MAX_MODEL_LEN, "kv_cache_dtype": request.param}
+    return lambda **options: LLM(**(defaults | options))
 
 
 @pytest.fixture(scope="module")
-def alone(smollm2_gguf: Any, prompts: list[list[int]]) -> list[Answer]:
+def alone(start: Callable[..., LLM], prompts: list[list[int]]) -> list[Answer]:
     """Each prompt by itself, with nothing cached."""
-    engine = engine_of(smollm2_gguf, enable_prefix_caching=False)
+    engine = start(enable_prefix_caching=False)
     params = params_of(len(prompts))
     outputs = [engine.generate([p], [s], use_tqdm=False)[0] for p, s in zip(prompts, params, strict=True)]
     return answers(outputs)
 
 
-def test_all_at_once(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]) -> None:
-    assert run(engine_of(smollm2_gguf, enable_prefix_caching=False), prompts) == alone
+def test_all_at_once(start: Callable[..., LLM], prompts: list[list[int]], alone: list[Answer]) -> None:
+    assert run(start(enable_prefix_caching=False), prompts) == alone
 
 
-def test_chunks_of_32_tokens(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]) -> None:
-    assert run(engine_of(smollm2_gguf, max_num_batched_tokens=32, max_num_seqs=16), prompts) == alone
+def test_chunks_of_32_tokens(start: Callable[..., LLM], prompts: list[list[int]], alone: list[Answer]) -> None:
+    assert run(start(max_num_batched_tokens=32, max_num_seqs=16), prompts) == alone
 
 
-def test_prefix_cache_cold_and_warm(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]) -> None:
-    engine = engine_of(smollm2_gguf, enable_prefix_caching=True)
+def test_prefix_cache_cold_and_warm(start: Callable[..., LLM], prompts: list[list[int]], alone: list[Answer]) -> None:
+    engine = start(enable_prefix_caching=True)
     assert run(engine, prompts) == alone
     warm = engine.generate(prompts, params_of(len(prompts)), use_tqdm=False)
     assert sum(output.num_cached_tokens for output in warm) > 1000
     assert answers(warm) == alone
 
 
-# SmolLM2-135M: 30 layers, keys and values, 3 heads of 64, float16, 16 tokens.
-BLOCK_BYTES = 30 * 2 * 3 * 64 * 2 * 16
-
-
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_a_pool_so_small_that_sequences_are_preempted(
-    smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer], enable_prefix_caching: bool
+    start: Callable[..., LLM], prompts: list[list[int]], alone: list[Answer], enable_prefix_caching: bool
 ) -> None:
     # The prompts take 94 blocks, so that all are admitted; what they generate needs some 30 more.
-    engine = LLM(
-        model=str(smollm2_gguf),
-        max_model_len=1200,
-        kv_cache_memory_bytes=96 * BLOCK_BYTES,
-        enable_prefix_caching=enable_prefix_caching,
+    block_bytes = start().config.ledger.block_bytes
+    engine = start(
+        max_model_len=1200, kv_cache_memory_bytes=96 * block_bytes, enable_prefix_caching=enable_prefix_caching
     )
     assert run(engine, prompts) == alone
     assert engine.stats().num_preemptions_total > 0
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_any_number_of_threads(smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer], threads: int) -> None:
-    assert run(engine_of(smollm2_gguf, threads=threads), prompts) == alone
+def test_any_number_of_threads(
+    start: Callable[..., LLM], prompts: list[list[int]], alone: list[Answer], threads: int
+) -> None:
+    assert run(start(threads=threads), prompts) == alone
 
 
 def test_prompt_logprobs_are_those_of_generation_and_the_same_from_a_warm_cache(
-    smollm2_gguf: Any, prompts: list[list[int]], alone: list[Answer]
+    start: Callable[..., LLM], prompts: list[list[int]], alone: list[Answer]
 ) -> None:
     """What was generated greedily, given as a prompt, scores the same bits, in every way to compute it."""
     generated = alone[0][0]
@@ -117,7 +118,7 @@ def test_prompt_logprobs_are_those_of_generation_and_the_same_from_a_warm_cache(
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=5)
     found = []
     for options in ({}, {"max_num_batched_tokens": 32, "max_num_seqs": 16}, {"enable_prefix_caching": False}):
-        engine = engine_of(smollm2_gguf, **options)
+        engine = start(**options)
         for neighbours in ([], [prompts[1], prompts[2]]):
             output = engine.generate([prompt, *neighbours], params, use_tqdm=False)[0]
             assert output.num_cached_tokens == 0

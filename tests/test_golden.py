@@ -1,5 +1,5 @@
 """The real models against transformers' float32 outputs (tests/golden): tokens, log-probabilities, and how far the
-default weights format is from float32."""
+default weights format and an int8 cache are from float32."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from octavo import LLM, SamplingParams
 MARGIN = 0.01  # where the reference's two best tokens are closer than this, either is right
 LOGPROB_TOLERANCE = 0.005
 MEAN_TOLERANCE_DEFAULT_FORMAT = 0.03
+MEAN_TOLERANCE_INT8_CACHE = 0.02  # beside weights in float32; without their transform, keys alone would cost more
 
 
 def float32_engine(path: Any) -> LLM:
@@ -93,3 +94,17 @@ def test_the_default_weights_format_of_smollm2_is_within_its_stated_distance_of_
     differences = top1_differences(LLM(model=str(smollm2_gguf), max_model_len=2048), golden_smollm2)
     mean = statistics.fmean(differences)
     assert 0 < mean <= MEAN_TOLERANCE_DEFAULT_FORMAT, mean
+
+
+def test_an_int8_cache_is_within_its_stated_distance_of_float32_on_smollm2(
+    smollm2_gguf: Any, golden_smollm2: Any
+) -> None:
+    engine = LLM(model=str(smollm2_gguf), dtype="float32", kv_cache_dtype="int8", max_model_len=2048)
+    mean = statistics.fmean(top1_differences(engine, golden_smollm2))
+    assert 0 < mean <= MEAN_TOLERANCE_INT8_CACHE, mean
+
+
+def test_an_int8_cache_is_within_its_stated_distance_of_float32_on_gemma3(gemma3_gguf: Any, golden_gemma3: Any) -> None:
+    engine = LLM(model=str(gemma3_gguf), dtype="float32", kv_cache_dtype="int8", max_model_len=2048)
+    mean = statistics.fmean(top1_differences(engine, golden_gemma3))
+    assert 0 < mean <= MEAN_TOLERANCE_INT8_CACHE, mean
