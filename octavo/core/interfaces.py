@@ -47,7 +47,7 @@ class GrammarSpec:
     """A constraint on the generated text, as plain data; `structured` compiles it where it is needed.
 
     kind: "json_schema", "json_object", "regex", "choice", "lark"; and of a request's tools, never from a client's own
-          text, "tool_calls", "text_and_tool_calls"
+          text, "tool_calls", "text_and_tool_calls", "composed"
     text: the schema (JSON), the pattern, the choices (a JSON list) or the grammar; empty for json_object
     """
 

@@ -12,7 +12,7 @@ from octavo.server.exchange import Exchange
 from octavo.server.generation import Generation
 from octavo.server.protocol import ChatRequest, decode_chat_request
 from octavo.server.settings import ServerSettings
-from octavo.server.tool_constraint import constrain_calls
+from octavo.server.tool_constraint import constrain_answer
 
 
 class ChatEndpoint(GeneratingEndpoint):
@@ -33,7 +33,7 @@ class ChatEndpoint(GeneratingEndpoint):
         constraint = find_constraint(request)
         async with self.bound_text(request):
             prompt = await self._prompter.encode(request, is_bounded=request.truncate_prompt_tokens is None)
-        constraint = await constrain_calls(self.engine, prompt, constraint)
+        constraint = await constrain_answer(self.engine, prompt, constraint)
         generation = self.make_generation(
             self.truncate([prompt.token_ids], request, params),
             request,

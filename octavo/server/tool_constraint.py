@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from octavo.core.interfaces import GrammarSpec
 from octavo.errors import InvalidRequestError
 from octavo.server.api import ServingEngine
@@ -11,27 +13,23 @@ from octavo.server.constraint import Constraint
 _PARAM = "tools"
 
 
-async def constrain_calls(engine: ServingEngine, prompt: ChatPrompt, text: Constraint | None) -> Constraint | None:
+async def constrain_answer(engine: ServingEngine, prompt: ChatPrompt, text: Constraint | None) -> Constraint | None:
     """text: what the request asks of the answer's text. Raises InvalidRequestError for a schema that cannot be used.
 
-    Where calls are forced there is no text, so its constraint has nothing to say.
+    Reasoning comes before the text and is free. Where calls are forced there is no text, so its form has nothing to
+    say; where the model may call, the answer is either calls or text of that form.
     """
-    if not prompt.choice.may_call:
-        return text
-    if text is not None and not prompt.choice.must_call:
-        raise InvalidRequestError(
-            f'{text.param.partition(".")[0]} and tools with tool_choice "auto" cannot go together here; send '
-            'tool_choice "none" for an answer in that form, or "required" for calls.',
-            param=text.param.partition(".")[0],
-            code="unsupported_combination",
-        )
-    spec = _make_spec(prompt, follows_schemas=True)
+    if text is not None and prompt.choice.must_call:
+        text = None
+    spec = _make_spec(prompt, text, follows_schemas=True)
     if spec is None:
-        return None
+        return text
+    if text is not None:
+        await engine.prepare_grammar(text.spec, text.param)  # alone, so that its own faults are told as its own
     try:
         await engine.prepare_grammar(spec, _PARAM)
     except InvalidRequestError:
-        loose = _make_spec(prompt, follows_schemas=False)
+        loose = _make_spec(prompt, text, follows_schemas=False)
         if loose is None or loose == spec:
             raise
         # A tool that is not strict promises nothing about its arguments. If a strict one is at fault, it is told now.
@@ -40,8 +38,16 @@ async def constrain_calls(engine: ServingEngine, prompt: ChatPrompt, text: Const
     return Constraint(spec, _PARAM)
 
 
-def _make_spec(prompt: ChatPrompt, *, follows_schemas: bool) -> GrammarSpec | None:
+def _make_spec(prompt: ChatPrompt, text: Constraint | None, *, follows_schemas: bool) -> GrammarSpec | None:
+    """None where nothing but the text's own form is asked for."""
     grammar = prompt.dialect.grammar(
-        prompt.choice, prompt.starts_inside, prompt.is_parallel, follows_schemas=follows_schemas
+        prompt.choice,
+        prompt.starts_inside,
+        prompt.is_parallel,
+        follows_schemas=follows_schemas,
+        has_form=text is not None,
     )
-    return None if grammar is None else GrammarSpec(*grammar)
+    if grammar is None or text is None:
+        return None if grammar is None else GrammarSpec(*grammar)
+    inner = {"kind": text.spec.kind, "text": text.spec.text}
+    return GrammarSpec("composed", json.dumps({"lark": grammar[1], "text": inner}))

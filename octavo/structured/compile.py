@@ -50,6 +50,8 @@ LIMITS = LLParserLimits(
 # in them are read like any other.
 TOOL_CALLS = "tool_calls"
 TEXT_AND_TOOL_CALLS = "text_and_tool_calls"
+# And one of theirs around another constraint, which it names @text: {"lark": "...", "text": {"kind": ..., "text": ...}}
+COMPOSED = "composed"
 
 _CACHE_SIZE = 256
 _NUM_TRIED_BYTES = 32
@@ -78,7 +80,7 @@ def _find_fault(spec: GrammarSpec, param: str) -> str | None:
         text = grammar_text(spec, param)
     except InvalidRequestError as error:
         return error.message
-    if spec.kind in _TOOL_KINDS:
+    if spec.kind in _OWN_KINDS:
         text = _replace_token_ids(text)
     matcher = compile_grammar(text, _byte_tokenizer())
     # A warning tells of something that is not enforced.
@@ -100,6 +102,15 @@ def _try_out(matcher: LLMatcher) -> str | None:
 @functools.lru_cache(maxsize=_CACHE_SIZE)
 def grammar_text(spec: GrammarSpec, param: str = "response_format") -> str:
     """What `LLMatcher` takes. Raises InvalidRequestError for what is refused before it is compiled."""
+    if spec.kind != COMPOSED:
+        return LLMatcher.grammar_from_lark(_lark(spec, param))
+    parts = json.loads(spec.text)
+    outer = GrammarSpec(TEXT_AND_TOOL_CALLS, parts["lark"])
+    named = {"answer": _lark(outer, param), "text": _lark(GrammarSpec(**parts["text"]), param)}
+    return json.dumps({"grammars": [{"name": name, "lark_grammar": lark} for name, lark in named.items()]})
+
+
+def _lark(spec: GrammarSpec, param: str) -> str:
     _check_length(spec.text.encode("utf-8", "surrogatepass"), MAX_TEXT_BYTES, "bytes", spec, param)
     if spec.kind == "json_object":
         lark = _json_lark({"type": "object"})
@@ -120,7 +131,7 @@ def grammar_text(spec: GrammarSpec, param: str = "response_format") -> str:
         lark = _tools_lark(spec.text, param)
     else:
         raise _invalid(f"There is no grammar of the kind {spec.kind!r}.", param)
-    return LLMatcher.grammar_from_lark(lark + _NO_FORCING)
+    return lark + _NO_FORCING
 
 
 def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
@@ -139,7 +150,7 @@ def explain(spec: GrammarSpec, message: str) -> str:
         message = "no text satisfies it"
     elif is_limit(message):
         message = f"it is too large or too complex ({message})"
-    verb = "cannot" if spec.kind not in _TOOL_KINDS else "together cannot"
+    verb = "cannot" if spec.kind not in _OWN_KINDS else "together cannot"
     return f"{_NAMES.get(spec.kind, 'The grammar')} {verb} be used: {message}."
 
 
@@ -157,8 +168,10 @@ _NAMES = {
     "lark": "The grammar",
     TOOL_CALLS: "The tools' schemas",
     TEXT_AND_TOOL_CALLS: "The tools' schemas",
+    COMPOSED: "The tools' schemas and the answer's form",
 }
 _TOOL_KINDS = (TOOL_CALLS, TEXT_AND_TOOL_CALLS)
+_OWN_KINDS = (*_TOOL_KINDS, COMPOSED)
 _TOKEN_ID_OR_STRING = re.compile(r'<\[\d+\]>|"(\\.|[^"\\\n])*"')
 _SCHEMA_LINE = re.compile(r"^(\w+: %json )(.*)$", re.MULTILINE)
 
@@ -222,7 +235,11 @@ def _tools_lark(text: str, param: str) -> str:
 
 
 def _replace_token_ids(text: str) -> str:
-    """For the tokenizer of bytes, which has no other ids."""
+    """For the tokenizer of bytes, which has no other ids. text: of `grammar_text`"""
+    if text.startswith('{"grammars"'):
+        parts = json.loads(text)
+        parts["grammars"][0]["lark_grammar"] = _replace_token_ids(parts["grammars"][0]["lark_grammar"])
+        return json.dumps(parts)
     return _TOKEN_ID_OR_STRING.sub(lambda match: match[0] if match[0][0] == '"' else "<[255]>", text)
 
 

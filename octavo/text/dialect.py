@@ -94,13 +94,14 @@ class Dialect:
         parallel: bool = True,
         *,
         follows_schemas: bool = True,
+        has_form: bool = False,
     ) -> tuple[str, str] | None:
         """(kind, text) for a GrammarSpec, or None where the answer is free. The arguments are those of `tool_grammar`.
 
         Markers that are special tokens are named by their ids: as text they could not be written.
         """
         # In "auto" free text comes first anyway; but reasoning that is known to come is no place for calls.
-        reasoning = self.reasoning if choice.must_call or starts_inside else None
+        reasoning = self.reasoning if choice.must_call or has_form or starts_inside else None
         markers = MARKERS[self.tool_format] + ((reasoning.start, reasoning.end) if reasoning is not None else ())
         special = self._tokenizer.special_tokens
         return tool_grammar(
@@ -111,6 +112,7 @@ class Dialect:
             reasoning=reasoning,
             starts_inside_reasoning=starts_inside,
             follows_schemas=follows_schemas,
+            has_form=has_form,
         )
 
     def starts_inside(self, prompt_token_ids: Sequence[int]) -> bool:

@@ -139,3 +139,15 @@ async def test_reasoning_effort_without_a_variable_is_refused_with_the_way_out(s
         error = check_error(await client.post(PATH, json={"messages": HI, "reasoning_effort": "low"}), 400)
     assert (error["param"], error["code"]) == ("reasoning_effort", "unsupported_field")
     assert "enable_thinking" in error["message"]
+
+
+async def test_the_answer_s_form_holds_after_the_reasoning(serving: Serving) -> None:
+    engine = thinking("so</think>yes")
+    async with serving(engine) as client:
+        body = {"messages": HI, "structured_outputs": {"choice": ["yes", "no"]}}
+        message = (await client.post(PATH, json=body)).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("so", "yes")
+    grammar = engine.calls[0].grammar
+    assert grammar is not None
+    assert grammar.kind == "composed"
+    assert "start: thinking @text" in grammar.text

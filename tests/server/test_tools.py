@@ -299,11 +299,6 @@ async def test_calls_and_results_go_into_the_prompt(serving: Serving) -> None:
         ({"tools": [ADD], "parallel_tool_calls": "yes"}, "parallel_tool_calls", ["true or false"]),
         ({"functions": [ADD["function"]]}, "functions", ["use tools"]),
         ({"function_call": {"name": "add"}}, "function_call", ["use tool_choice"]),
-        (
-            {"tools": [ADD], "response_format": {"type": "json_object"}},
-            "response_format",
-            ['tool_choice "auto"', '"none"'],
-        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -330,9 +325,12 @@ async def test_a_form_for_the_text_says_nothing_where_calls_are_forced(serving: 
     engine = calling(CALL)
     body = {"messages": HI, "tools": [ADD], "response_format": {"type": "json_object"}}
     async with serving(engine) as client:
-        await client.post(PATH, json={**body, "tool_choice": "required"})
-        await client.post(PATH, json={**body, "tool_choice": "none"})
-    assert [call.grammar.kind for call in engine.calls if call.grammar] == ["tool_calls", "json_object"]
+        for choice in ("required", "none", "auto"):
+            assert (await client.post(PATH, json={**body, "tool_choice": choice})).status_code == 200
+        bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "frog"}}}
+        error = check_error(await client.post(PATH, json={**body, "response_format": bad}), 400)
+    assert [call.grammar.kind for call in engine.calls if call.grammar] == ["tool_calls", "json_object", "composed"]
+    assert error["param"].startswith("response_format")
 
 
 async def test_the_parser_can_be_named(serving: Serving) -> None:

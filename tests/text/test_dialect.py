@@ -115,7 +115,7 @@ def test_a_prompt_that_opens_the_thinking_starts_inside() -> None:
     model, messages = dialect(THINKING), [{"role": "user", "content": "hi"}]
     prompt = encode_chat(TOKENIZER, ChatTemplate(THINKING), messages)
     assert model.starts_inside(prompt)
-    pipeline, message = model.pipeline(AUTO, prompt), ChatMessage()
+    pipeline, message = model.pipeline(AUTO, model.starts_inside(prompt)), ChatMessage()
     message.add(pipeline.push('so\n</think>\n\n{"name": "now", "arguments": {}}'))
     _, reason = pipeline.finish("stop")
     assert (message.reasoning_content, message.content, reason) == ("so", "", "tool_calls")

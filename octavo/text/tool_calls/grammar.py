@@ -42,6 +42,7 @@ def tool_grammar(
     reasoning: ReasoningMarkers | None = None,
     starts_inside_reasoning: bool = False,
     follows_schemas: bool = True,
+    has_form: bool = False,
 ) -> tuple[str, str] | None:
     """(kind, text) for a GrammarSpec, or None where nothing is to be constrained.
 
@@ -51,14 +52,20 @@ def tool_grammar(
     reasoning:  the model thinks first; starts_inside_reasoning: the prompt has opened it
     follows_schemas: False lets a tool that is not strict have any object as arguments: the way out when the compiler
                      refuses its schema
-    Raises InvalidRequestError for a strict tool whose schema the pythonic format cannot follow.
+    has_form:        the answer's text has a grammar of its own, which is to be known as @text: then the answer is
+                     either calls or that text; None where there is nothing but that text
+    Raises InvalidRequestError for a strict tool whose schema the pythonic format cannot follow, and for has_form where
+    the format has no marker.
     """
+    if has_form and not choice.must_call:
+        return _around_text(
+            format_name, choice, parallel, marker_ids, reasoning, starts_inside_reasoning, follows_schemas
+        )
     if not choice.may_call:
         return None
     if not choice.must_call and parallel and not any(tool.is_strict for tool in choice.tools):
         return None
-    tools = [tool if tool.is_strict or follows_schemas else replace(tool, parameters=_ANY) for tool in choice.tools]
-    writer = _WRITERS[get_format(format_name)](tools, dict(marker_ids or {}))
+    writer = _make_writer(format_name, choice, marker_ids, follows_schemas)
     is_single = choice.mode == "named" or not parallel
     rules = writer.forced_rules(is_single) if choice.must_call else writer.auto_rules(is_single)
     thinking = _thinking_rules(writer, reasoning, starts_inside_reasoning)
@@ -70,6 +77,38 @@ def tool_grammar(
     ]
     kind = TOOL_CALLS if choice.must_call and not thinking else TEXT_AND_TOOL_CALLS
     return kind, "\n".join(lines) + "\n"
+
+
+def _around_text(
+    format_name: str,
+    choice: ToolChoice,
+    parallel: bool,
+    marker_ids: Mapping[str, int] | None,
+    reasoning: ReasoningMarkers | None,
+    starts_inside_reasoning: bool,
+    follows_schemas: bool,
+) -> tuple[str, str] | None:
+    if not choice.may_call and reasoning is None:
+        return None
+    if choice.may_call and issubclass(_WRITERS[get_format(format_name)], _BareWriter):
+        raise InvalidRequestError(
+            "This model writes calls as JSON without a mark around, so they cannot be told from an answer of a given "
+            'form; send tool_choice "none" for an answer of that form, or "required" for calls.',
+            param="tool_choice",
+            code="unsupported_combination",
+        )
+    writer = _make_writer(format_name, choice, marker_ids, follows_schemas)
+    thinking = _thinking_rules(writer, reasoning, starts_inside_reasoning)
+    start = f"start: {'thinking ' if thinking else ''}{'(answer | @text)' if choice.may_call else '@text'}"
+    calls = [*writer.forced_rules(not parallel), *writer.shared_rules()] if choice.may_call else []
+    return TEXT_AND_TOOL_CALLS, "\n".join([start, *thinking, *calls]) + "\n"
+
+
+def _make_writer(
+    format_name: str, choice: ToolChoice, marker_ids: Mapping[str, int] | None, follows_schemas: bool
+) -> _GrammarWriter:
+    tools = [tool if tool.is_strict or follows_schemas else replace(tool, parameters=_ANY) for tool in choice.tools]
+    return _WRITERS[get_format(format_name)](tools, dict(marker_ids or {}))
 
 
 class _GrammarWriter:

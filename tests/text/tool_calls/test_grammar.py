@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -246,3 +247,47 @@ def test_a_marker_s_id_is_a_token_and_no_text(factory: TokenGrammarFactory, toke
 def test_a_client_s_own_grammar_names_no_tokens() -> None:
     with pytest.raises(InvalidRequestError, match="angle brackets"):
         validate_spec(GrammarSpec("lark", "start: <[1]>"))
+
+
+def compose(grammar: tuple[str, str] | None, kind: str, text: str) -> GrammarSpec:
+    assert grammar is not None
+    spec = GrammarSpec("composed", json.dumps({"lark": grammar[1], "text": {"kind": kind, "text": text}}))
+    validate_spec(spec, "tools")
+    return spec
+
+
+def test_text_of_a_form_comes_after_the_reasoning(factory: TokenGrammarFactory, tokenizer: Tokenizer) -> None:
+    none = check_tool_choice(None, ())
+    assert tool_grammar("json", none, has_form=True) is None
+    think = REASONING["think"]
+    for starts_inside, opening in ((True, ""), (False, "<think>")):
+        grammar = tool_grammar("hermes", none, reasoning=think, starts_inside_reasoning=starts_inside, has_form=True)
+        for kind, text, right, wrong in (
+            ("regex", "a+b", "aab", "abb"),
+            ("choice", '["yes", "no"]', "no", "nay"),
+            ("json_object", "", '{"a": 1}', "[1]"),
+            ("lark", 'start: thinking "!"\nthinking: "deep"', "deep!", "deep?"),
+        ):
+            spec = compose(grammar, kind, text)
+            assert find_refusal(factory, tokenizer, spec, f"{opening}so {{\n</think>\n\n{right}") is None
+            assert find_refusal(factory, tokenizer, spec, f"{opening}so {{\n</think>\n\n{wrong}") is not None
+            assert (find_refusal(factory, tokenizer, spec, right) is None) is not starts_inside
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "mistral", "pythonic"])
+def test_an_answer_is_calls_or_text_of_its_form(
+    factory: TokenGrammarFactory, tokenizer: Tokenizer, format_name: str
+) -> None:
+    grammar = tool_grammar(format_name, check_tool_choice("auto", TOOLS), has_form=True)
+    spec = compose(grammar, "json_schema", json.dumps(TREE))
+    assert find_refusal(factory, tokenizer, spec, '{"tree": {"value": 1}}') is None
+    assert find_refusal(factory, tokenizer, spec, "Hi") is not None
+    call = in_text(format_name, GOOD)
+    call = call[call.index({"hermes": "<tool", "mistral": "[TOOL", "pythonic": "[get"}[format_name]) :]
+    assert find_refusal(factory, tokenizer, spec, call) is None
+
+
+@pytest.mark.parametrize("format_name", ["json", "llama3_json"])
+def test_calls_without_a_marker_do_not_go_with_a_form(format_name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="without a mark"):
+        tool_grammar(format_name, check_tool_choice("auto", TOOLS), has_form=True)
