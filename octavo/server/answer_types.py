@@ -26,11 +26,18 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
+    """completion_tokens_details: of models that think aloud"""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -63,10 +70,27 @@ class RankedLogprob(msgspec.Struct):
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
+class FunctionCall(msgspec.Struct):
+    """arguments: JSON as text"""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct):
+    """content: null beside calls or reasoning, when there is no text"""
+
     role: Literal["assistant"]
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(msgspec.Struct):
@@ -91,9 +115,27 @@ class ChatCompletion(msgspec.Struct):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class FunctionCallDelta(msgspec.Struct):
+    """arguments: the next piece of the text"""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCallDelta(msgspec.Struct):
+    """index: which call of the message. id, type and the name come with its first piece"""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatDelta(msgspec.Struct):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(msgspec.Struct):
