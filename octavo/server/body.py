@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn
 
 from octavo.errors import ClientError, RequestTooLargeError
 from octavo.server.responses import Message, Receive, Scope
@@ -33,6 +34,9 @@ async def read_json_body(scope: Scope, receive: Receive, max_bytes: int, timeout
     content_type = find_header(scope, b"content-type")
     if content_type is not None:
         _check_content_type(content_type)
+    encoding = find_header(scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        _refuse_encoding(encoding)
     declared = find_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > max_bytes:
         _refuse_size(f"{int(declared)} bytes", max_bytes)
@@ -80,6 +84,15 @@ def _check_content_type(content_type: bytes) -> None:
             "send the header Content-Type: application/json.",
             code="unsupported_media_type",
         )
+
+
+def _refuse_encoding(encoding: bytes) -> NoReturn:
+    # Unpacking would be a door for bodies that are small on the way and huge here.
+    raise UnsupportedMediaTypeError(
+        f"The Content-Encoding is {encoding.decode('ascii', 'replace')[:80]!r}, but bodies are read as they come; "
+        "send it without compression.",
+        code="unsupported_content_encoding",
+    )
 
 
 def _refuse_size(size: str, max_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 import httpx
@@ -43,6 +44,16 @@ def test_h27_h28_a_broken_body_is_a_400_with_an_error_in_json(api: Api, path: st
     error = answer.json()["error"]
     assert error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br, gzip", 415), ("identity", 200)])
+def test_h28_a_compressed_body_is_told_apart_from_a_broken_one(api: Api, encoding: str, status: int) -> None:
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    packed = body if encoding == "identity" else gzip.compress(body)
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    answer = api.http.post("/v1/completions", content=packed, headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or "Content-Encoding" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
