@@ -9,6 +9,7 @@ from octavo.server.chat_prompt import ChatPrompter
 from octavo.server.constraint import find_constraint
 from octavo.server.endpoint import GeneratingEndpoint, unix_time
 from octavo.server.exchange import Exchange
+from octavo.server.fields import FieldReading
 from octavo.server.generation import Generation
 from octavo.server.protocol import ChatRequest, decode_chat_request
 from octavo.server.settings import ServerSettings
@@ -33,6 +34,9 @@ class ChatEndpoint(GeneratingEndpoint):
         constraint = find_constraint(request)
         async with self.bound_text(request):
             prompt = await self._prompter.encode(request, is_bounded=request.truncate_prompt_tokens is None)
+        if prompt.ignored:
+            header = FieldReading(ignored=[*prompt.ignored]).make_ignored_header()
+            exchange.response_headers.append((b"x-octavo-ignored-fields", header))
         constraint = await constrain_answer(self.engine, prompt, constraint)
         generation = self.make_generation(
             self.truncate([prompt.token_ids], request, params),

@@ -45,13 +45,17 @@ class ChatFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """token_ids: the prompt. starts_inside: the answer goes on with reasoning that the prompt has opened."""
+    """token_ids:     the prompt
+    starts_inside: the answer goes on with reasoning that the prompt has opened
+    ignored:       fields that this model's template does not look at, of a request to a lenient server
+    """
 
     token_ids: list[int]
     dialect: Dialect
     choice: ToolChoice
     is_parallel: bool
     starts_inside: bool
+    ignored: tuple[str, ...] = ()
 
     @property
     def shown_token_ids(self) -> frozenset[int]:
@@ -88,6 +92,7 @@ class ChatPrompter:
             choice = check_tool_choice(request.tool_choice, check_tools(request.tools))
         messages = dialect.prepare(request.messages, choice, request.parallel_tool_calls)
         tools = dialect.template_tools(choice)
+        ignored: list[str] | None = [] if self._settings.is_lenient else None
         token_ids = await encode_messages(
             self._engine,
             template,
@@ -98,12 +103,12 @@ class ChatPrompter:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             tools=tools,
-            variables=read_variables(request, template.variables),
+            variables=read_variables(request, template.variables, ignored),
         )
         starts_inside = dialect.starts_inside(token_ids)
         if request.continue_final_message and messages[-1]["role"] == "assistant":
             starts_inside = dialect.leaves_open(messages[-1]["content"])
-        return ChatPrompt(token_ids, dialect, choice, request.parallel_tool_calls, starts_inside)
+        return ChatPrompt(token_ids, dialect, choice, request.parallel_tool_calls, starts_inside, tuple(ignored or ()))
 
     def _pick_template(self, source: str | None) -> tuple[ChatTemplate, Dialect]:
         if source is None:
@@ -142,43 +147,52 @@ class ChatPrompter:
         return Dialect(self._engine.tokenizer, template, settings.tool_call_parser, settings.reasoning_parser)
 
 
-def read_variables(request: ChatFields, known: frozenset[str]) -> dict[str, Any]:
+def read_variables(request: ChatFields, known: frozenset[str], ignored: list[str] | None) -> dict[str, Any]:
     """What the request hands to the template besides messages and tools. known: the names that the template asks for.
 
-    Raises InvalidRequestError for what the template would not look at.
+    ignored: takes the names of what the template would not look at; None refuses it. Raises InvalidRequestError.
     """
-    variables = check_template_variables(request.chat_template_kwargs)
-    for name in variables:
-        if name not in known:
-            where = f"chat_template_kwargs.{name[:64]}"
+    sent = check_template_variables(request.chat_template_kwargs)
+    variables = {}
+    for name, value in sent.items():
+        where = f"chat_template_kwargs.{name[:64]}"
+        if name in known:
+            variables[name] = value
+        elif ignored is not None:
+            ignored.append(where)
+        else:
             _refuse(where, f"{where} is not read by this model's chat template, {_list_names(known)}.", "unknown_field")
-    if request.reasoning_effort is not None:
-        _check_effort(request.reasoning_effort, known)
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    effort = request.reasoning_effort
+    if effort is not None:
+        if effort not in REASONING_EFFORTS:
+            words = ", ".join(REASONING_EFFORTS)
+            _refuse("reasoning_effort", f"reasoning_effort is {shorten_json(effort)}, but it must be one of {words}.")
+        if _is_read("reasoning_effort", known, ignored, _explain_effort(known)):
+            variables.setdefault("reasoning_effort", effort)
     if request.documents:
-        if "documents" not in known:
-            _refuse(
-                "documents",
-                "documents is not supported: this model's chat template does not take them; put them into a message.",
-                "unsupported_field",
-            )
-        variables["documents"] = _check_documents(request.documents)
+        documents = _check_documents(request.documents)
+        if _is_read("documents", known, ignored, "put them into a message"):
+            variables["documents"] = documents
     return variables
 
 
-def _check_effort(effort: str, known: frozenset[str]) -> None:
-    if effort not in REASONING_EFFORTS:
-        words = ", ".join(REASONING_EFFORTS)
-        _refuse("reasoning_effort", f"reasoning_effort is {shorten_json(effort)}, but it must be one of {words}.")
-    if "reasoning_effort" not in known:
-        hint = "leave it out"
-        if "enable_thinking" in known:
-            hint += ', or send chat_template_kwargs {"enable_thinking": false} or true'
+def _is_read(name: str, known: frozenset[str], ignored: list[str] | None, way_out: str) -> bool:
+    if name in known:
+        return True
+    if ignored is None:
         _refuse(
-            "reasoning_effort",
-            f"reasoning_effort is not supported: this model's chat template has no such variable; {hint}.",
+            name,
+            f"{name} is not supported: this model's chat template has no such variable; {way_out}.",
             "unsupported_field",
         )
+    ignored.append(name)
+    return False
+
+
+def _explain_effort(known: frozenset[str]) -> str:
+    if "enable_thinking" in known:
+        return 'leave it out, or send chat_template_kwargs {"enable_thinking": false} or true'
+    return "leave it out"
 
 
 def _check_documents(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

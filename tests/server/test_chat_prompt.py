@@ -143,3 +143,14 @@ async def test_many_tools_are_refused_before_they_are_tokenized(serving: Serving
         async with serving(FakeEngine(chat_template=template)) as client:
             error = check_error(await client.post(PATH, json={"messages": HI, "tools": [big]}), 400)
         assert error["code"] == "context_length_exceeded"
+
+
+async def test_a_lenient_server_tells_what_the_template_does_not_read(serving: Serving) -> None:
+    engine = FakeEngine(chat_template=TALKATIVE, info=ROOM)
+    body = {"messages": HI, "reasoning_effort": "low", "chat_template_kwargs": {"mood": "glad", "mod": 1}}
+    async with serving(engine, is_lenient=True) as client:
+        answer = await client.post(PATH, json=body)
+        told = await client.post("/tokenize", json=body)
+    assert bytes(engine.calls[0].prompt_token_ids) == b"[glad]<user>hi<bot>"
+    assert answer.headers["x-octavo-ignored-fields"] == "chat_template_kwargs.mod, reasoning_effort"
+    assert told.json()["tokens"] == engine.calls[0].prompt_token_ids

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.server import answer_types
 from octavo.server.chat_format import ChatFormat
 from octavo.server.chat_prompt import ChatPrompt
 from octavo.server.generation import Generation
@@ -34,6 +36,7 @@ from tests.server.conftest import Serving
 from tests.server.fake_engine import TOKENIZER, FakeEngine, FakeInfo
 from tests.server.sse import read_events
 from tests.server.test_http import check_error
+from tests.server.test_openapi import validator
 
 pytestmark = pytest.mark.anyio
 
@@ -339,3 +342,17 @@ async def test_the_parser_can_be_named(serving: Serving) -> None:
         answer = (await client.post(PATH, json={"messages": HI, "tools": [ADD]})).json()
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert (call["function"]["arguments"], len(call["id"])) == ('{"a": 1}', 9)
+
+
+@pytest.mark.parametrize("template", [HERMES, THINKING])
+async def test_answers_have_the_described_shape(serving: Serving, template: Any) -> None:
+    text = f"I add.</think>{CALL}" if template is THINKING else f"I add.{CALL}"
+    body = {"messages": HI, "tools": [ADD], "logprobs": True}
+    async with serving(calling(text, template=template), tool_call_parser="hermes") as client:
+        whole = await client.post(PATH, json=body)
+        streamed = await client.post(PATH, json={**body, "stream": True, "stream_options": {"include_usage": True}})
+    validator("ChatCompletion").validate(whole.json())
+    msgspec.convert(whole.json(), answer_types.ChatCompletion)
+    for event in read_events(streamed):
+        validator("ChatCompletionChunk").validate(event)
+        msgspec.convert(event, answer_types.ChatCompletionChunk)
