@@ -222,9 +222,9 @@ void keep_best(float* weights, int size, double needed, bool is_count, uint64_t*
   const auto reach = [&](const Above& above) { return is_count ? static_cast<double>(above.count) : above.sum; };
   // Thresholds by their bits, which are ordered as the floats are. Those from `low` on reach, those from `high` do not.
   uint32_t low = 1, high = bits_of(1.0f) + 1;
-  Above above_low = measure_above(weights, size, float_of(low)), above_high{0, 0.0};
-  if (reach(above_low) < needed) return;
-  uint32_t middle = bits_of(1.5e-8f);  // nearly always low enough
+  Above above_low{size, 0.0}, above_high{0, 0.0};  // of low: at most so many, to begin with
+  // The last one kept mostly lies above a thousandth of the best, nearly always above the second guess.
+  uint32_t middle = bits_of(1e-3f);
   while (above_low.count - above_high.count > kMaxKeys && high - low > 1) {
     const Above above = measure_above(weights, size, float_of(middle));
     if (reach(above) >= needed) {
@@ -234,8 +234,10 @@ void keep_best(float* weights, int size, double needed, bool is_count, uint64_t*
       high = middle;
       above_high = above;
     }
-    middle = low + (high - low) / 2;
+    const uint32_t second_guess = bits_of(1.5e-8f);
+    middle = low == 1 && high > second_guess ? second_guess : low + (high - low) / 2;
   }
+  if (low == 1 && reach(measure_above(weights, size, float_of(low))) < needed) return;
   int count = gather_keys(weights, size, float_of(low), float_of(high), keys);
   count = select_keys(keys, count, needed - reach(above_high), is_count);
   uint64_t last = ~uint64_t{0};
@@ -321,7 +323,8 @@ void sample_row(const SampleCall& call, int row, void* scratch) {
   if (temperature == 0.0f) {
     token_id = first_equal(x, size, largest);
   } else {
-    const vfloat minus = set1(largest), divisor = set1(temperature);
+    // Times the inverse: a division takes as long as all the rest. The limit keeps 0 times it 0.
+    const vfloat minus = set1(largest), inverse = set1(1.0f / temperature < 3e38f ? 1.0f / temperature : 3e38f);
     const vfloat min_p = set1(call.min_p[row]);
     const int top_k = call.top_k[row];
     const float top_p = call.top_p[row];
@@ -330,7 +333,7 @@ void sample_row(const SampleCall& call, int row, void* scratch) {
       vfloat sum = zero();
       const int end = min_int(begin + kChunk, size);
       for (int i = begin; i < end; i += kLanes) {
-        const vfloat weight = weight_of(div(sub(load_or(x, i, end, kMinusInfinity), minus), divisor));
+        const vfloat weight = weight_of(mul(sub(load_or(x, i, end, kMinusInfinity), minus), inverse));
         if (i + kLanes <= end) {
           store(x + i, weight);
         } else {
