@@ -134,7 +134,7 @@ FOREIGN_OPTIONS: tuple[ForeignOption, ...] = (
     _without(_LAZY_MEMORY, "--mlock", "--no-mmap", "--mmap", "--no-warmup", "--warmup", "--no-repack",
              "--safetensors-load-strategy", "--check-tensors", "--use-v2-block-manager", "--keepalive", "--keep-alive"),
     _without(_ALWAYS, "--flash-attn", "-fa", "--cont-batching", "-cb", "--jinja", "--metrics",
-             "--enable-request-id-headers", "--enable-prompt-tokens-details", 
+             "--enable-request-id-headers", "--enable-prompt-tokens-details",
              "--kv-unified", "-kvu", "--enable-metrics"),
     _without("leave it out: what runs is at /metrics, what is served at /v1/models", "--slots", "--props"),
     _without("leave it out: content may be a text or a list of text parts, either way",
@@ -212,7 +212,7 @@ _BY_FLAG = {flag: option for option in FOREIGN_OPTIONS for flag in option.flags}
 
 def find_foreign_option(flag: str) -> ForeignOption | None:
     """flag: as typed, with one or two dashes; underscores count as dashes."""
-    dashed = flag.replace("_", "-") if flag.startswith("--") else flag
+    dashed = _with_dashes(flag)
     return _BY_FLAG.get(dashed) or _BY_FLAG.get(dashed.partition(".")[0])
 
 
@@ -228,8 +228,28 @@ def describe_unknown_option(flag: str, value: str | None, known: Collection[str]
         return f"here it is {shown}" + (f" {value}" if has_value else "")
     if foreign is not None:
         return foreign.why or f"it is {foreign.ours} of `octavo serve`"
+    flag = _with_dashes(flag)
+    if (negated := _describe_negated(flag, known, spell)) is not None:
+        return negated
     near = difflib.get_close_matches(flag, known, n=1, cutoff=0.75)
     return f"did you mean {spell.format(near[0])}?" if near else ""
+
+
+def _describe_negated(flag: str, known: Collection[str], spell: str) -> str | None:
+    """--no-X and --disable-X: the nearest spelling of ours would be X itself, the opposite of what was meant."""
+    for beginning in ("--no-", "--disable-", "--without-"):
+        if not flag.startswith(beginning):
+            continue
+        word = flag[len(beginning) :]
+        for ours in (f"--no-{word}", f"--no-enable-{word}"):
+            if ours in known:
+                return f"here it is {spell.format(ours)}"
+        for positive in (f"--{word}", f"--enable-{word}"):
+            if positive in known:
+                return f"leave it out: that is how it is without {spell.format(positive)}"
+            if find_foreign_option(positive) is not None:
+                return f"leave it out: there is no {positive} here, so nothing to turn off"
+    return None
 
 
 def describe_unknown_argument(name: str, known: Collection[str]) -> str:
@@ -240,3 +260,7 @@ def describe_unknown_argument(name: str, known: Collection[str]) -> str:
         if re.search(f"(?<!\\S){flag}(?![\\w-])", remark):
             remark = remark.replace(flag, flag[2:].replace("-", "_"))
     return remark
+
+
+def _with_dashes(flag: str) -> str:
+    return flag.replace("_", "-") if flag.startswith("--") else flag

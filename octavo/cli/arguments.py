@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
-from octavo.foreign_options import FOREIGN_COMMANDS, describe_unknown_option
+from octavo.foreign_options import FOREIGN_COMMANDS, describe_unknown_option, find_foreign_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,9 @@ def refuse_unknown_options(arguments: Sequence[str], options: dict[str, Option],
     page = f"`{name} --help` lists all options."
     sentences = []
     for flag, value in unknown:
-        remark = describe_unknown_option(flag, value, options)
+        foreign = find_foreign_option(flag)
+        ours = options.get(foreign.ours) if foreign is not None and foreign.ours is not None else None
+        remark = describe_unknown_option(flag, value if ours is None or ours.takes_value else None, options)
         end = "" if remark.endswith("?") else "."
         sentences.append(f"There is no option {flag}" + (f": {remark}{end}" if remark else "."))
     message = f"{sentences[0]} {page}"

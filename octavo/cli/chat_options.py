@@ -54,7 +54,7 @@ AutoToolChoiceOption = Annotated[
     bool,
     typer.Option(
         "--enable-auto-tool-choice",
-        help="Always so; taken because vLLM needs it.",
+        help="Taken because vLLM needs it. [default: always so]",
         rich_help_panel=CHAT_PANEL,
         show_default=False,
     ),

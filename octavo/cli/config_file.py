@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import yaml
 
 from octavo.errors import ConfigError
-from octavo.foreign_options import describe_unknown_option
+from octavo.foreign_options import describe_unknown_option, find_foreign_option
 
 
 class FileOption(Protocol):
@@ -38,7 +38,7 @@ def read_config_file(path: Path, options: Iterable[OptionT]) -> list[tuple[Optio
         is_negative = name.startswith("no-") and name[3:] in by_key
         option = by_key.get(name[3:] if is_negative else name)
         if option is None:
-            raise ConfigError(f"{path}: there is no option {key}; {_explain(name, by_key, value)}", option="--config")
+            raise ConfigError(f"{path}: there is no option {key}; {_explain(name, by_key)}", option="--config")
         if option.flag in seen:
             raise ConfigError(
                 f"{path}: {seen[option.flag]} and {key} are the same option; keep one.", option="--config"
@@ -94,10 +94,13 @@ def _as_arguments(path: Path, key: str, option: FileOption, value: Any) -> list[
     return [f"{option.flag}={item}" for item in values]
 
 
-def _explain(name: str, by_key: Mapping[str, FileOption], value: Any) -> str:
+def _explain(name: str, by_key: Mapping[str, FileOption]) -> str:
     """What to write in place of a key that is none."""
-    flags = {f"--{key}" for key in by_key}
-    remark = describe_unknown_option(f"--{name}", str(value) if isinstance(value, (str, int, float)) else None, flags)
+    foreign = find_foreign_option(f"--{name}")
+    ours = by_key.get((foreign.ours or "").lstrip("-")) if foreign is not None else None
+    if ours is not None:
+        return f"here it is {ours.flag[2:]}."
+    remark = describe_unknown_option(f"--{name}", None, {f"--{key}" for key in by_key})
     if not remark:
         return "`octavo serve --help` lists them."
     return remark.replace("--", "") if remark.endswith("?") else f"{remark}."

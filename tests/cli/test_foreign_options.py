@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def refusal(*arguments: str) -> str:
     ("arguments", "words"),
     [
         (["serve", "m", "--enable-log-requests"], "here it is --access-log."),
+        (["serve", "m", "--enable-log-requests=true"], "here it is --access-log."),
         (["serve", "m", "--disable-log-requests"], "leave it out: nothing is logged"),
         (["serve", "m", "--max-logprobs", "50"], "up to 20"),
         (["serve", "m", "--tokenizer", "t"], "tokenizer comes from the model"),
@@ -52,6 +54,12 @@ def refusal(*arguments: str) -> str:
         (["bench", "serve", "--num-prompts", "8"], "here it is --num-requests 8."),
         (["bench", "serve", "--request-rate=3"], "here it is --rate 3."),
         (["serve", "--max_num_seq", "5"], "did you mean --max-num-seqs?"),
+        (["serve", "--disable-access-log"], "here it is --no-access-log."),
+        (["serve", "--disable-chunked-prefill"], "here it is --no-enable-chunked-prefill."),
+        (["serve", "--no-chunked-prefill"], "here it is --no-enable-chunked-prefill."),
+        (["serve", "--no-trust-remote-code"], "that is how it is without --trust-remote-code."),
+        (["serve", "--no-enable-lora"], "there is no --enable-lora here"),
+        (["serve", "--no_enable_sleep_mode"], "there is no --enable-sleep-mode here"),
         (["serve", "--zap"], "There is no option --zap. `octavo serve --help`"),
         (["serve", "-z"], "There is no option -z."),
         (["run", "m"], "octavo chat MODEL"),
@@ -111,6 +119,18 @@ def test_no_flag_is_in_the_table_twice_with_different_answers() -> None:
 
 def test_no_command_of_ours_is_in_the_table() -> None:
     assert not set(FOREIGN_COMMANDS) & {command.name for command in ALL_COMMANDS}
+
+
+def test_a_file_from_elsewhere_is_answered_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "vllm.yaml"
+    for text, words in (
+        ("enable_log_requests: true", "there is no option enable_log_requests; here it is access-log."),
+        ("ctx-size: 4096", "there is no option ctx-size; here it is max-model-len."),
+        ("swap_space: 4", "computed again"),
+        ("max_model_length: 5", "did you mean max-model-len?"),
+    ):
+        path.write_text(text)
+        assert words in refusal("serve", "--config", str(path))
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from octavo.cli.progress import ProgressLine
 from octavo.cli.start_page import print_start_page, round_to_sum
 from octavo.report import LedgerRow, MemoryLedger, StartReport, TimelineEntry
 
-COMMAND = typer.main.get_command(app)
+COMMAND: Any = typer.main.get_command(app)
 MIB = 2**20
 
 
