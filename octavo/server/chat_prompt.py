@@ -207,7 +207,7 @@ def _check_documents(documents: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 def _list_names(known: frozenset[str]) -> str:
     own = sorted(known - {"messages", "tools", "add_generation_prompt", "documents"})
     own = [name for name in own if not name.endswith("_token")]
-    return f"which reads {', '.join(own)}" if own else "which reads none"
+    return f"which reads {', '.join(own)}" if own else "which reads no variables"
 
 
 def _refuse(param: str, message: str, code: str = "invalid_value") -> NoReturn:

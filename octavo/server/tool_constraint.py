@@ -29,13 +29,25 @@ async def constrain_answer(engine: ServingEngine, prompt: ChatPrompt, text: Cons
     try:
         await engine.prepare_grammar(spec, _PARAM)
     except InvalidRequestError:
+        await _check_strict_tools(engine, prompt)
+        # A tool that is not strict promises nothing about its arguments.
         loose = _make_spec(prompt, text, follows_schemas=False)
         if loose is None or loose == spec:
             raise
-        # A tool that is not strict promises nothing about its arguments. If a strict one is at fault, it is told now.
         await engine.prepare_grammar(loose, _PARAM)
         spec = loose
     return Constraint(spec, _PARAM)
+
+
+async def _check_strict_tools(engine: ServingEngine, prompt: ChatPrompt) -> None:
+    """Raises InvalidRequestError that names the tool whose schema cannot be followed."""
+    for tool in prompt.choice.tools:
+        if tool.is_strict:
+            try:
+                await engine.prepare_grammar(GrammarSpec("json_schema", json.dumps(tool.parameters)), _PARAM)
+            except InvalidRequestError as error:
+                message = f"The tool {tool.name!r} cannot be strict. {error.message}"
+                raise InvalidRequestError(message, param=_PARAM, code=error.code) from None
 
 
 def _make_spec(prompt: ChatPrompt, text: Constraint | None, *, follows_schemas: bool) -> GrammarSpec | None:
