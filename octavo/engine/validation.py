@@ -99,9 +99,9 @@ def check_prompt(token_ids: Iterable[int], limits: RequestLimits, param: str = "
         )
     if len(checked) >= limits.max_model_len:
         raise InvalidRequestError(
-            f"The {_has(param)} {len(checked)} tokens, but max_model_len is {limits.max_model_len} for prompt and "
-            f"answer together; shorten it by {len(checked) - limits.max_model_len + 1} tokens, to at most "
-            f"{limits.max_model_len - 1}.",
+            f"{_begin_with(param)} {len(checked)} tokens, but max_model_len is {limits.max_model_len} for prompt and "
+            f"answer together; shorten {'them' if param == 'messages' else 'it'} by "
+            f"{len(checked) - limits.max_model_len + 1} tokens, to at most {limits.max_model_len - 1}.",
             param=param,
             value=len(checked),
             code="context_length_exceeded",
@@ -116,7 +116,7 @@ def resolve_params(
     room = limits.max_model_len - num_prompt_tokens
     if params.max_tokens is not None and params.max_tokens > room:
         raise InvalidRequestError(
-            f"max_tokens is {params.max_tokens}, but the {_has(prompt_param)} {num_prompt_tokens} tokens "
+            f"max_tokens is {params.max_tokens}, but {_has(prompt_param)} {num_prompt_tokens} tokens "
             f"and max_model_len is {limits.max_model_len}; use at most {room}.",
             param="max_tokens",
             value=params.max_tokens,
@@ -124,7 +124,7 @@ def resolve_params(
         )
     if params.min_tokens > room:
         raise InvalidRequestError(
-            f"min_tokens is {params.min_tokens}, but the {_has(prompt_param)} {num_prompt_tokens} tokens "
+            f"min_tokens is {params.min_tokens}, but {_has(prompt_param)} {num_prompt_tokens} tokens "
             f"and max_model_len is {limits.max_model_len}; use at most {room}.",
             param="min_tokens",
             value=params.min_tokens,
@@ -143,7 +143,13 @@ def resolve_params(
 
 
 def _has(param: str) -> str:
-    return f"{param} {'have' if param == 'messages' else 'has'}"
+    """The prompt within a sentence: "the messages have", "the prompt has", "prompt[1] has"."""
+    return f"{param if '[' in param else f'the {param}'} {'have' if param == 'messages' else 'has'}"
+
+
+def _begin_with(param: str) -> str:
+    words = _has(param)
+    return f"T{words[1:]}" if words.startswith("the ") else words
 
 
 def _check_token_ids(param: str, token_ids: Iterable[int], limits: RequestLimits) -> None:

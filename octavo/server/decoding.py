@@ -19,7 +19,7 @@ def decode_json_object(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise InvalidRequestError(_explain_json_fault(body, str(error)), code="invalid_json") from None
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"The body is not valid UTF-8: {error.reason} at byte {error.start}.", code="invalid_json"
@@ -29,6 +29,24 @@ def decode_json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"The body is {_kind(value)}; send a JSON object.", code="invalid_json")
     return value
+
+
+# What Python, among others, writes for numbers that JSON does not have.
+_NO_NUMBER = re.compile(rb"-?(NaN|Infinity)")
+_FAULT_AT = re.compile(r"\(byte (\d+)\)")
+
+
+def _explain_json_fault(body: bytes, message: str) -> str:
+    place = _FAULT_AT.search(message)
+    if place is not None:
+        at = int(place[1])
+        found = _NO_NUMBER.match(body, max(at - 1, 0)) or _NO_NUMBER.match(body, at)
+        if found is not None:
+            return (
+                f"The body is not valid JSON: it has {found[0].decode()} at byte {found.start()}, which is no number "
+                "in JSON; send a finite one, or null."
+            )
+    return f"The body is not valid JSON: {message.partition(' - at ')[0]}."
 
 
 def convert_fields(fields: dict[str, Any], request_type: type[_Request]) -> _Request:

@@ -108,6 +108,7 @@ class ExchangeMiddleware:
         try:
             await self._app(scope, receive, send_with_headers)
         finally:
+            current_request_id.set(exchange.request_id)  # it may have been renamed in a task of its own
             if not exchange.status:
                 exchange.status = STATUS_CLIENT_LEFT
             seconds = time.monotonic() - exchange.started_at

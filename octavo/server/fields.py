@@ -56,7 +56,7 @@ UNSUPPORTED_FIELDS: dict[str, Unsupported] = {
     "moderation": Unsupported(),
     "prediction": Unsupported(),
     "prompt_cache_retention": Unsupported(("in_memory", "in-memory"), "cached prompts stay while there is room"),
-    "service_tier": Unsupported(("auto", "default"), "there is one tier here; priority is a request's own number"),
+    "service_tier": Unsupported(("auto", "default"), "there is one tier here, and a request's own priority"),
     "store": Unsupported((False,), "this server keeps no answers"),
     "suffix": Unsupported(("",), "the model goes on from a prompt and fills no gap"),
     "verbosity": Unsupported(("medium",), "say it in the messages"),

@@ -68,6 +68,13 @@ async def encode_prompts(
     return await _run(encode_all, num_chars)
 
 
+def name_prompt(param: str) -> str:
+    """How a sentence about a prompt begins."""
+    if param == "messages":
+        return "The messages have"
+    return f"{param} has" if "[" in param else f"The {param} has"
+
+
 def check_text_length(engine: ServingEngine, num_chars: int, param: str) -> None:
     """Refuse what cannot fit before it is tokenized: that costs a second for every megabyte, and everybody's.
 
@@ -78,8 +85,8 @@ def check_text_length(engine: ServingEngine, num_chars: int, param: str) -> None
     max_model_len = engine.info.max_model_len
     if num_chars > max_model_len * engine.tokenizer.longest_token_chars:
         raise InvalidRequestError(
-            f"The {param} has {num_chars} characters, more than {max_model_len} tokens can hold, which is "
-            "max_model_len for prompt and answer together; shorten it.",
+            f"{name_prompt(param)} {num_chars} characters, more than {max_model_len} tokens can hold, which is "
+            f"max_model_len for prompt and answer together; shorten {'them' if param == 'messages' else 'it'}.",
             param=param,
             value=num_chars,
             code="context_length_exceeded",

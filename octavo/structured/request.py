@@ -64,7 +64,7 @@ def spec_from_response_format(value: Any) -> GrammarSpec | None:
     if kind == "structural_tag":
         _refuse("response_format.type 'structural_tag' is not supported; use 'json_schema'.", f"{param}.type")
     if kind not in _FORMAT_TYPES:
-        _refuse(f"response_format.type is {kind!r}; it must be one of {_join(_FORMAT_TYPES)}.", f"{param}.type")
+        _refuse(f"response_format.type is {_show(kind)}; it must be one of {_join(_FORMAT_TYPES)}.", f"{param}.type")
     if kind != "json_schema":
         _check_fields(fields, ("type",), param)
         return GrammarSpec("json_object") if kind == "json_object" else None
@@ -81,7 +81,7 @@ def spec_from_response_format(value: Any) -> GrammarSpec | None:
     _check_fields(fields, ("name", "schema", "strict", "description"), param)
     name = fields.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        _refuse(f"{param}.name is {name!r}; it must be 1 to 64 letters, digits, '_' or '-'.", f"{param}.name")
+        _refuse(f"{param}.name is {_show(name)}; it must be 1 to 64 letters, digits, '_' or '-'.", f"{param}.name")
     if not isinstance(fields.get("strict"), (bool, type(None))):
         _refuse(f"{param}.strict is {fields['strict']!r}; it must be true or false.", f"{param}.strict")
     if not isinstance(fields.get("description"), (str, type(None))):
@@ -148,6 +148,10 @@ def _check_fields(fields: Mapping[str, Any], known: Iterable[str], param: str) -
     for name in fields:
         if name not in known:
             _refuse(f"{param} has no field {name!r}; its fields are {_join(known)}.", f"{param}.{name}")
+
+
+def _show(value: Any) -> str:
+    return "missing" if value is None else repr(value)
 
 
 def _join(names: Iterable[str]) -> str:

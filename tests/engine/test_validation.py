@@ -107,3 +107,17 @@ def test_bad_words_become_tokens_with_and_without_a_space() -> None:
     assert params.bad_words_token_ids == ((7, 8), (0, 7, 8), (0, 8))
     assert "'\xff'" in repr("'\xff'")
     assert "cannot write" in refusal([3], SamplingParams(bad_words=("\u0400",)), limits)
+
+
+@pytest.mark.parametrize(
+    ("param", "beginning"),
+    [("prompt", "The prompt has 20"), ("messages", "The messages have 20"), ("prompt[1]", "prompt[1] has 20")],
+)
+def test_a_prompt_is_spoken_of_by_its_field(param: str, beginning: str) -> None:
+    limits = RequestLimits(max_model_len=8, vocab_size=9, bos_token_id=None, eos_token_ids=())
+    with pytest.raises(InvalidRequestError) as too_long:
+        check_prompt([1] * 20, limits, param)
+    with pytest.raises(InvalidRequestError) as no_room:
+        resolve_params(20, SamplingParams(max_tokens=1), limits, param)
+    assert too_long.value.message.startswith(beginning)
+    assert f"but {beginning[0].lower()}{beginning[1:]}" in no_room.value.message

@@ -10,6 +10,7 @@ import pytest
 from octavo.core.interfaces import GrammarSpec, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import CompletionDelta
+from octavo.server.request_ids import RequestIdFilter
 from tests.server.conftest import Serving
 from tests.server.fake_engine import FakeEngine, say
 from tests.server.sse import read_events
@@ -98,6 +99,18 @@ async def test_the_senders_labels_are_logged_and_not_answered(
     assert "ada" not in answer.text
     [line] = [record.message for record in caplog.records if record.name == "octavo.access"]
     assert line.endswith('user=ada metadata="{\\"a\\":1}" chat_id="c 1"')
+
+
+async def test_the_log_knows_a_request_by_the_name_it_gave_itself(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.handler.addFilter(RequestIdFilter())
+    with caplog.at_level(logging.INFO, "octavo.access"):
+        async with serving(FakeEngine(), access_log=True) as client:
+            await client.post("/v1/completions", json={"prompt": "x", "request_id": "mine"})
+    [record] = [record for record in caplog.records if record.name == "octavo.access"]
+    assert record.message.startswith("id=mine ")
+    assert record.request == ""  # type: ignore[attr-defined]  # the line names it already
 
 
 @both

@@ -274,3 +274,16 @@ def test_a_bad_completion(fields: dict[str, Any], param: str, words: list[str]) 
 def test_long_values_are_shortened_in_messages() -> None:
     assert len(refusal({"messages": HI, "temperature": "x" * 10_000}).message) < 200
     assert len(refusal({"messages": HI, "x" * 10_000: 1}).message) < 1000
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_in_json_is_named(word: str) -> None:
+    body = b'{"prompt": "x", "temperature": ' + word.encode() + b"}"
+    error = refusal(body, is_chat=False)
+    assert error.code == "invalid_json"
+    assert f"{word} at byte {body.index(word.encode())}" in error.message
+
+
+def test_a_format_without_a_type_says_so() -> None:
+    error = refusal({"messages": HI, "response_format": {}})
+    assert (error.param, error.message.partition(";")[0]) == ("response_format.type", "response_format.type is missing")
