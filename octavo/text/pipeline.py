@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.text.reasoning import ReasoningSplitter
-from octavo.text.tool_calls.events import ArgumentsDelta, CallStarted, Content, Event, Reasoning
+from octavo.text.tool_calls.events import ArgumentsDelta, CallEnded, CallStarted, Content, Event, Reasoning
 from octavo.text.tool_calls.parser import ToolCallParser
 
 
@@ -73,6 +73,7 @@ class ChatPipeline:
         self._reasoning = reasoning
         self._parser = parser
         self._is_named = is_named
+        self._is_in_call = False
 
     @property
     def is_reasoning(self) -> bool:
@@ -84,11 +85,15 @@ class ChatPipeline:
         return make_deltas(self._parse(events))
 
     def finish(self, reason: str) -> tuple[list[ChatDelta], str]:
-        """What was held, and the reason to send: "tool_calls" in place of "stop" when there were calls."""
+        """What was held, and the reason to send: "tool_calls" in place of "stop" when there were calls.
+
+        A call that a stop string, or the model itself, has cut off leaves it at "stop": nobody can make that call.
+        """
         events = self._parse(self._reasoning.finish()) if self._reasoning else []
         if self._parser is not None:
+            is_cut = self._is_in_call
             events += self._parser.finish()
-            if reason == "stop" and self._parser.num_calls and not self._is_named:
+            if reason == "stop" and self._parser.num_calls and not self._is_named and not is_cut:
                 reason = "tool_calls"
         return make_deltas(events), reason
 
@@ -98,6 +103,9 @@ class ChatPipeline:
         parsed: list[Event] = []
         for event in events:
             parsed += self._parser.push(event.text) if isinstance(event, Content) else [event]
+        for event in parsed:
+            if isinstance(event, (CallStarted, CallEnded)):
+                self._is_in_call = isinstance(event, CallStarted)
         return parsed
 
 

@@ -68,6 +68,14 @@ def test_a_call_that_is_cut_by_length_says_length() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("before", ["", CALL])
+def test_a_call_that_a_stop_string_cuts_says_stop(before: str, size: int) -> None:
+    text = before + '<tool_call>{"name": "add", "arguments": {"a'
+    message, reason = run(make(), [text[start : start + size] for start in range(0, len(text), size)])
+    assert (message.tool_calls[-1].arguments, reason) == ('{"a', "stop")
+
+
+@pytest.mark.parametrize("size", [1, 1000])
 def test_h39_a_named_tool_ends_with_stop_plain_and_streamed(size: int) -> None:
     chunks = [CALL[start : start + size] for start in range(0, len(CALL), size)]
     assert run(make(is_named=True), chunks)[1] == "stop"

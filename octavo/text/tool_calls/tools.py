@@ -55,13 +55,11 @@ class ToolChoice:
 
 
 def check_tools(tools: Any, param: str = "tools") -> tuple[Tool, ...]:
-    """None is no tools. Raises InvalidRequestError with a param such as `tools[1].function.name`."""
+    """None and an empty list are no tools. Raises InvalidRequestError with a param such as `tools[1].function.name`."""
     if tools is None:
         return ()
     if not isinstance(tools, (list, tuple)):
         _refuse(param, f"{param} must be a list of tools.")
-    if not tools:
-        _refuse(param, f"{param} is an empty list; leave it out, or send at least one tool.")
     if len(tools) > MAX_TOOLS:
         _refuse(param, f"{param} has {len(tools)} entries; at most {MAX_TOOLS} are taken.")
     checked: dict[str, Tool] = {}
