@@ -21,6 +21,7 @@ struct QuantizedRows {
   float* middle;    // [M, K / 32]; NaN where the group holds a NaN or an infinity
   float* sum;       // [M, K / 32], the group's x as quantized, summed: scale * (sum of codes) + 32 * middle
   int32_t* offset;  // [M, K / 32], -128 * (sum of the group's codes): takes the 128 back that q8 codes were raised by
+  bfloat* values;   // in place of all of these where the arithmetic is bfloat16 (amx), [ceil(M / 16), K / 32, 16, 32]
 };
 
 // out[m, n] for rows [row_begin, row_end) and panels [panel_begin, panel_end) of one matrix.
@@ -170,6 +171,11 @@ extern const Kernels kKernels;
 namespace avx2 {
 extern const Kernels kKernels;
 }
+#ifdef OCTAVO_AMX
+namespace amx {
+extern const Kernels kKernels;
+}
+#endif
 namespace avx512vnni {
 extern const Kernels kKernels;
 }

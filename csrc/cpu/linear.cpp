@@ -116,7 +116,9 @@ bool reads_codes(const Weight& weight) {
 
 size_t quantized_bytes(int num_rows, int num_columns) {
   const size_t num_codes = static_cast<size_t>(num_rows) * num_columns;
-  return num_codes + (num_codes / kGroupSize + 15) / 16 * 16 * 4 * sizeof(float);
+  const size_t as_codes = num_codes + (num_codes / kGroupSize + 15) / 16 * 16 * 4 * sizeof(float);
+  const size_t as_values = static_cast<size_t>(ceil_div(num_rows, 16)) * 16 * num_columns * sizeof(bfloat);
+  return as_codes > as_values ? as_codes : as_values;
 }
 
 QuantizedRows place_quantized(void* memory, int num_rows, int num_columns) {
@@ -127,6 +129,7 @@ QuantizedRows place_quantized(void* memory, int num_rows, int num_columns) {
   rows.sum = rows.middle + num_scales;
   rows.offset = reinterpret_cast<int32_t*>(rows.sum + num_scales);
   rows.codes = reinterpret_cast<int8_t*>(rows.offset + num_scales);
+  rows.values = static_cast<bfloat*>(memory);  // either these or those
   return rows;
 }
 

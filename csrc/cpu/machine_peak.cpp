@@ -120,6 +120,31 @@ __attribute__((target("avx512f,avx512vnni"))) void multiply_add_floats_avx512(in
 const PeakLoops kAvx512 = {kAccumulators * 64 * 2, kAccumulators * 16 * 2, multiply_add_bytes_avx512,
                            multiply_add_floats_avx512};
 
+#ifdef OCTAVO_AMX
+
+// --- AMX: 16 rows by 16 columns by 32 bfloat16, one instruction; four sums in flight hide its latency --------------
+
+void multiply_add_tiles(int64_t num_rounds) {
+  alignas(64) uint8_t config[64] = {1};
+  for (int tile = 0; tile < 8; ++tile) {
+    config[16 + 2 * tile] = 64;  // bytes of a row
+    config[48 + tile] = 16;      // rows
+  }
+  asm volatile("ldtilecfg %0" ::"m"(config));
+  for (int64_t round = 0; round < num_rounds; ++round) {
+    asm volatile(
+        "tdpbf16ps %tmm5, %tmm4, %tmm0\n\t"
+        "tdpbf16ps %tmm5, %tmm4, %tmm1\n\t"
+        "tdpbf16ps %tmm5, %tmm4, %tmm2\n\t"
+        "tdpbf16ps %tmm5, %tmm4, %tmm3\n\t");
+  }
+  asm volatile("tilerelease");
+}
+
+const PeakLoops kAmx = {4 * 16 * 16 * 32 * 2, kAccumulators * 16 * 2, multiply_add_tiles, multiply_add_floats_avx512};
+
+#endif
+
 #endif
 
 #ifdef OCTAVO_ARM64
@@ -194,6 +219,9 @@ const PeakLoops& loops_of(const std::string& isa) {
     if (isa != (*each)->name) continue;
     if (!can_run(**each)) break;
 #ifdef OCTAVO_X86
+#ifdef OCTAVO_AMX
+    if (isa == "amx") return kAmx;
+#endif
     if (isa == "avx512vnni") return kAvx512;
     if (isa == "avx2") return kAvx2;
 #endif

@@ -33,7 +33,7 @@ from octavo.ops.interface import (
 )
 
 ISA_VARIABLE = "OCTAVO_ISA"
-KNOWN_ISAS = ("scalar", "avx2", "avx512vnni", "neon", "neondot")  # docs/instruction-sets.md
+KNOWN_ISAS = ("scalar", "avx2", "avx512vnni", "amx", "neon", "neondot")  # docs/instruction-sets.md
 _WEIGHT_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 

@@ -1,7 +1,9 @@
 // Quantization of activations, the matmuls over every kind of weight, and `linear`, which cuts and joins them.
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <limits>
+#include <string>
 
 #include "check.h"
 #include "linear.h"
@@ -19,6 +21,7 @@ struct Activations {
   std::vector<int8_t> codes;
   std::vector<float> scale, middle, sum;
   std::vector<int32_t> offset;
+  std::vector<bfloat> memory;  // of values, which start at a multiple of 64 bytes
   QuantizedRows rows;
 
   Activations(int num_rows, int num_columns)
@@ -27,8 +30,20 @@ struct Activations {
         middle(scale),
         sum(scale),
         offset(scale.size(), 12345),
-        rows{codes.data(), scale.data(), middle.data(), sum.data(), offset.data()} {}
+        memory(static_cast<size_t>(num_rows + 15) / 16 * 16 * num_columns + 32),
+        rows{codes.data(), scale.data(), middle.data(), sum.data(), offset.data(), nullptr} {
+    const size_t past = reinterpret_cast<uintptr_t>(memory.data()) % 64;
+    rows.values = memory.data() + (64 - past) / sizeof(bfloat);
+  }
+
+  // Where the bfloat16 of a row and column is, in tiles of 16 rows and 32 columns.
+  bfloat value(int row, int column, int num_columns) const {
+    const size_t tile = static_cast<size_t>(row / 16) * (num_columns / 32) + column / 32;
+    return rows.values[tile * 512 + row % 16 * 32 + column % 32];
+  }
 };
+
+bool is_bfloat(const Kernels& kernels) { return std::string(kernels.name) == "amx"; }
 
 // One group against its definition.
 void check_group(const Kernels& kernels, const float* x, const Activations& got, int group) {
@@ -62,6 +77,28 @@ void check_group(const Kernels& kernels, const float* x, const Activations& got,
             is_close(got.sum[group], expected_sum,
                      1e-6 * (std::fabs(scale * code_sum) + std::fabs(32.0 * middle)) + 1e-37),
         "%s quantize: sums of group %d", kernels.name, group);
+}
+
+void test_bfloat_rows(const Kernels& kernels) {
+  Random random(1);
+  const int num_rows = 35, num_columns = 96;
+  const ptrdiff_t stride = num_columns + 5;
+  std::vector<float> x = random.normals(num_rows * stride);
+  x[0] = 1.00390625f;  // halfway between two, of which 1 is even
+  x[1] = 1.01171875f;  // and 1.015625
+  x[2] = kInfinity;
+  x[3] = kNan;
+  Activations all(num_rows, num_columns);
+  kernels.quantize_rows(x.data(), stride, 0, 20, num_columns, all.rows);
+  kernels.quantize_rows(x.data(), stride, 20, num_rows, num_columns, all.rows);
+  bool is_right = true;
+  for (int row = 0; row < num_rows; ++row) {
+    for (int i = 0; i < num_columns; ++i) {
+      const float value = x[row * stride + i], got = to_float(all.value(row, i, num_columns));
+      is_right = is_right && (std::isnan(value) ? std::isnan(got) : got == to_float(to_bfloat(value)));
+    }
+  }
+  check(is_right, "%s quantize: bfloat16, rounded to nearest, ties to even", kernels.name);
 }
 
 void test_quantize(const Kernels& kernels) {
@@ -123,7 +160,7 @@ enum class Fill { random, lowest, highest };
 struct Source {
   std::vector<uint8_t> codes;
   std::vector<uint16_t> halves;
-  std::vector<float> floats, scale, minimum, exact;
+  std::vector<float> floats, scale, minimum, exact, widened;  // widened: to bfloat16, as amx has it
   WeightSource source;
 
   Source(Random& random, WeightKind kind, int num_rows, int num_columns, bool has_minimum, bool has_half_scales,
@@ -146,6 +183,11 @@ struct Source {
         codes[i] = static_cast<uint8_t>(code);
         exact[i] = static_cast<float>(static_cast<double>(code) * scale[i / kGroupSize] +
                                       (has_minimum ? minimum[i / kGroupSize] : 0.0f));
+        const float grown = 1.0f + 0.693147f / 256.0f;
+        const float s = scale[i / kGroupSize] * grown, m = has_minimum ? minimum[i / kGroupSize] * grown : 0.0f;
+        const float power = is_q4 && i % kGroupSize < 16 ? 128.0f : 2048.0f, raised = is_q4 ? 0.0f : 128.0f;
+        const float start = std::fma(s, -(power + raised), m);
+        widened.push_back(cut(std::fma(s, power + raised + static_cast<float>(code), start)));
       }
       source = {kind, num_rows, codes.data(), scale.data(), has_minimum ? minimum.data() : nullptr};
       return;
@@ -166,6 +208,13 @@ struct Source {
     source = {kind, num_rows, values, nullptr, nullptr};
   }
   Source(const Source&) = delete;
+
+ private:
+  static float cut(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return to_float(bfloat{static_cast<uint16_t>(bits >> 16)});
+  }
 };
 
 const char* name_of(WeightKind kind) {
@@ -247,18 +296,26 @@ void test_one(const Kernels& kernels, Workers& workers, const MatmulCase& shape,
       multiply(kernels, task);
     }
   }
-  bool is_right = true, is_inside = true;
+  bool is_right = true, is_inside = true, is_near = true;
   for (int row = 0; row < max_rows; ++row) {
     for (int channel = 0; channel < n; ++channel) {
       double sum = shape.has_bias ? bias[channel] : 0.0, size = std::fabs(sum);
       for (int i = 0; i < k; ++i) {
         double value = x[row * x_stride + i];
         const size_t at = static_cast<size_t>(row) * k + i;
+        const size_t w_at = static_cast<size_t>(channel) * k + i;
+        if (is_quantized(shape.kind) && is_bfloat(kernels)) {
+          const double product = to_float(activations.value(row, i, k)) * static_cast<double>(source.widened[w_at]);
+          sum += product;
+          size += std::fabs(product);
+          const double error = std::fabs(source.widened[w_at] - source.exact[w_at]);
+          is_near = is_near && error <= std::fabs(source.exact[w_at]) / 128.0 + source.scale[w_at / kGroupSize] / 2000.0;
+          continue;
+        }
         if (is_quantized(shape.kind)) {
           value = static_cast<double>(activations.middle[at / kGroupSize]) +
                   static_cast<double>(activations.scale[at / kGroupSize]) * activations.codes[at];
         }
-        const size_t w_at = static_cast<size_t>(channel) * k + i;
         sum += value * source.exact[w_at];
         size += std::fabs(value * source.exact[w_at]);
         if (is_quantized(shape.kind)) {
@@ -276,6 +333,7 @@ void test_one(const Kernels& kernels, Workers& workers, const MatmulCase& shape,
     is_inside = is_inside && alone[row * out_stride + n] == 777.0f && alone[row * out_stride + n + 1] == 777.0f;
   }
   check(is_right, "%s is the formula's", name);
+  check(is_near, "%s: widened weights are the exact ones but for the last bit", name);
   check(is_inside, "%s writes its outputs only", name);
   check(std::isnan(alone[(max_rows - 1) * out_stride]) &&
             (max_rows == 1 || !std::isnan(alone[(max_rows - 2) * out_stride])),
@@ -352,8 +410,12 @@ void test_linear(const Kernels& kernels) {
 }  // namespace
 
 void test_matmul(const Kernels& kernels) {
-  test_quantize(kernels);
-  test_ties(kernels);
+  if (is_bfloat(kernels)) {
+    test_bfloat_rows(kernels);
+  } else {
+    test_quantize(kernels);
+    test_ties(kernels);
+  }
   ThreadPool pool(1);
   Workers workers(pool);
   for (WeightKind kind : {WeightKind::q4, WeightKind::q8}) {
