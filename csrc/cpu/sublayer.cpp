@@ -8,6 +8,8 @@ namespace {
 
 // The MLP takes so many rows at a time: enough to make the weights worth reading, few enough for the caches.
 constexpr int kMaxMlpRows = 512;
+// What is kept of the activations' memory from step to step; what a long prompt needed beyond it is given back.
+constexpr size_t kMaxKeptBytes = 8 << 20;
 
 // Memory of one call, cut into arrays that start at multiples of 64 bytes. First without a base, to learn the size.
 class Arena {
@@ -212,6 +214,7 @@ bool run_logits(Workers& workers, const Kernels& kernels, const float* x, ptrdif
     kernels.rms_norm(task, 0, 1);
   });
   multiply(workers, kernels, input, weight, nullptr, out, weight.num_rows, false);
+  workers.activations.trim(kMaxKeptBytes);  // a step ends with its logits
   return true;
 }
 

@@ -162,4 +162,11 @@ void* Scratch::get(size_t num_bytes) {
   return memory_;
 }
 
+void Scratch::trim(size_t max_bytes) {
+  if (size_ <= max_bytes) return;
+  std::free(memory_);
+  memory_ = nullptr;
+  size_ = 0;
+}
+
 }  // namespace octavo

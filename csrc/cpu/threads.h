@@ -85,6 +85,8 @@ class Scratch {
 
   // Returns at least `num_bytes`, or nullptr when there is no memory; what an earlier call returned is gone.
   void* get(size_t num_bytes);
+  // Gives the memory back when there is more of it than that.
+  void trim(size_t max_bytes);
 
  private:
   void* memory_ = nullptr;

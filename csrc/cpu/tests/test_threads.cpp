@@ -69,6 +69,10 @@ void test_threads() {
   char* const large = static_cast<char*>(scratch.get(100000));
   large[99999] = 1;
   check(reinterpret_cast<uintptr_t>(large) % 64 == 0, "scratch memory is aligned to 64 bytes");
+  scratch.trim(200000);
+  check(large[99999] == 1, "scratch memory below the limit is kept");
+  scratch.trim(10);
+  static_cast<char*>(scratch.get(100))[99] = 1;
 }
 
 }  // namespace test
