@@ -52,9 +52,14 @@ def _explain_json_fault(body: bytes, message: str) -> str:
 def convert_fields(fields: dict[str, Any], request_type: type[_Request]) -> _Request:
     """The fields as the request type, strictly: no string becomes a number. Raises InvalidRequestError."""
     try:
-        return msgspec.convert(fields, request_type)
+        return msgspec.convert({name: _join_integers(value) for name, value in fields.items()}, request_type)
     except msgspec.ValidationError as error:
         _refuse_type(str(error), fields)
+
+
+def _join_integers(value: Any) -> Any:
+    """16.0 is the integer 16 in JSON Schema, and what languages without integers write for it."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def refuse_value(param: str, value: Any, rule: str, *, show: Any = None, code: str = "invalid_value") -> NoReturn:

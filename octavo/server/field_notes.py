@@ -27,10 +27,53 @@ from octavo.server.sampling_fields import (
 _TOKEN_ID = {"type": "integer", "minimum": 0}
 _SCHEMA_TYPES = ["object", "boolean", "string"]
 _EXAMPLE_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}, "cache_control": {}},
+    "required": ["type", "text"],
+    "additionalProperties": {"type": "null"},
+}
+_CALL = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "minLength": 1},
+        "type": {"enum": ["function", None]},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "minLength": 1}, "arguments": {"type": ["string", "object"]}},
+            "required": ["name"],
+        },
+    },
+    "required": ["id", "function"],
+}
+# As `messages` reads them.
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART, "minItems": 1}, {"type": "null"}],
+            "description": "May be absent or null for an assistant.",
+        },
+        "name": _TEXT_OR_NULL,
+        "tool_calls": {"type": ["array", "null"], "items": _CALL, "description": "Of an assistant."},
+        "tool_call_id": {**_TEXT_OR_NULL, "description": "Of a tool: the call that it answers."},
+        "reasoning_content": _TEXT_OR_NULL,
+        "reasoning": _TEXT_OR_NULL,
+        "refusal": _TEXT_OR_NULL,
+        "annotations": {"type": ["array", "null"], "maxItems": 0},
+        "audio": {"type": "null"},
+        "function_call": {"type": "null"},
+        "cache_control": {},
+    },
+    "required": ["role"],
+    "additionalProperties": {"type": "null"},
+}
 
 FIELD_NOTES: dict[str, dict[str, Any]] = {
     "model": {"description": "One of the names of /v1/models; without it, the one that is served."},
-    "messages": {"description": "The chat so far: objects with role and content.", "minItems": 1},
+    "messages": {"description": "The chat so far.", "minItems": 1, "items": _MESSAGE},
     "prompt": {"description": "A text or, for completions, also a list of texts, token ids, or lists of token ids."},
     # How tokens are chosen
     "temperature": {"minimum": 0, "maximum": MAX_TEMPERATURE, "description": "0 is greedy."},

@@ -19,8 +19,17 @@ _FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "r
 # Other words for the same: vLLM's newer one.
 _ALIASES = {"reasoning": "reasoning_content"}
 _ASSISTANT_FIELDS = ("tool_calls", "reasoning_content", "refusal")
-# What an answer of an earlier turn carries and a client sends back with it; empty values say nothing.
-_EMPTY_FIELDS = frozenset({"annotations", "audio", "function_call"})
+# What an answer of an earlier turn carries and a client sends back with it; these values, like null, say nothing.
+_NOTHING: dict[str, Any] = {
+    "annotations": [],
+    "tool_calls": [],
+    "refusal": "",
+    "reasoning_content": "",
+    "reasoning": "",
+}
+_UNSUPPORTED = frozenset({"annotations", "audio", "function_call"})
+# Marks for caches of other providers, which change no answer: prefixes are cached here without being asked for.
+_LABELS = frozenset({"cache_control"})
 _CALL_FIELDS = ("id", "type", "function", "index")
 # Which kinds of parts a text model cannot take, in the words of the message.
 _OTHER_PARTS = {
@@ -56,11 +65,12 @@ def _check_message(message: Any, path: str) -> dict[str, Any]:
     for name in _ASSISTANT_FIELDS:
         if name in fields and role != "assistant":
             _refuse(f"{path}.{name}", f"{path}.{name} belongs to an assistant message, but role is {role}")
+    for name in ("name", "tool_call_id", "reasoning_content", "refusal"):
+        if name in fields and not isinstance(fields[name], str):
+            _refuse(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
     checked: dict[str, Any] = {"role": role, "content": _check_content(fields, role, path)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
-            if not isinstance(fields[name], str):
-                _refuse(f"{path}.{name}", f"{path}.{name} must be a string", "invalid_type")
             checked[name] = fields[name]
     if "tool_calls" in fields:
         checked["tool_calls"] = _check_tool_calls(fields["tool_calls"], f"{path}.tool_calls")
@@ -71,9 +81,9 @@ def _read_fields(message: dict[str, Any], path: str) -> dict[str, Any]:
     """Those that say something, by their first names."""
     fields: dict[str, Any] = {}
     for name, value in message.items():
-        if value is None or (not value and (name in _EMPTY_FIELDS or name in _ASSISTANT_FIELDS or name in _ALIASES)):
+        if name in _LABELS or value is None or (name in _NOTHING and value == _NOTHING[name]):
             continue
-        if name in _EMPTY_FIELDS:
+        if name in _UNSUPPORTED:
             hint = "use tool_calls" if name == "function_call" else "leave it out"
             _refuse(f"{path}.{name}", f"{path}.{name} is not supported; {hint}", "unsupported_field")
         if name in _ALIASES:
@@ -101,9 +111,10 @@ def _check_role(fields: dict[str, Any], path: str) -> str:
 def _check_content(fields: dict[str, Any], role: str, path: str) -> str:
     content = fields.get("content")
     if content is None:
-        # A turn that only called tools has no text; templates add strings, so it becomes an empty one.
+        # A turn that only called tools has no text; templates add strings, so it becomes an empty one. A refusal is
+        # what the assistant said, too.
         if role == "assistant":
-            return _check_refusal(fields, path)
+            return fields.get("refusal", "")
         _refuse(f"{path}.content", f"{path}.content is missing; a {role} message needs a text", "missing_field")
     if isinstance(content, str):
         return content
@@ -112,14 +123,6 @@ def _check_content(fields: dict[str, Any], role: str, path: str) -> str:
     if not content:
         _refuse(f"{path}.content", f"{path}.content is an empty list; send a text or a list of text parts")
     return "".join(_check_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
-
-
-def _check_refusal(fields: dict[str, Any], path: str) -> str:
-    """A refusal is what the assistant said, too."""
-    refusal = fields.get("refusal", "")
-    if not isinstance(refusal, str):
-        _refuse(f"{path}.refusal", f"{path}.refusal must be a string", "invalid_type")
-    return refusal
 
 
 def _check_part(part: Any, path: str) -> str:
@@ -138,7 +141,7 @@ def _check_part(part: Any, path: str) -> str:
     if not isinstance(part.get("text"), str):
         _refuse(f"{path}.text", f"{path}.text must be a string", "invalid_type")
     for name, value in part.items():
-        if name not in ("type", "text") and value is not None:
+        if name not in ("type", "text") and name not in _LABELS and value is not None:
             _refuse(f"{path}.{name[:64]}", f"There is no field {path}.{name[:64]}", "unknown_field")
     return part["text"]
 

@@ -91,7 +91,7 @@ def decode_chat_request(body: bytes, reading: FieldReading | None = None) -> Cha
     check_sampling_fields(request)
     if request.top_logprobs is not None:
         check_num_logprobs("top_logprobs", request.top_logprobs)
-        if not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             refuse_value("top_logprobs", request.top_logprobs, "it needs logprobs to be true")
     return request
 

@@ -85,6 +85,35 @@ def test_h40_any_form_of_content_goes_with_a_call(api: Api, content: Any) -> Non
     assert api.chat(without, max_tokens=2)["choices"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"top_logprobs": 0},
+        {"max_tokens": 2.0, "n": 1.0},
+        {"stop": []},
+        {"logit_bias": {}},
+        {"functions": []},
+        {"metadata": {}, "user": ""},
+    ],
+)
+def test_h40_what_asks_for_nothing_is_taken(api: Api, fields: dict[str, Any]) -> None:
+    assert api.chat("Hi", **{"max_tokens": 2, **fields})["usage"]["completion_tokens"] <= 2
+
+
+def test_h40_fields_that_clients_keep_in_their_history_are_taken(api: Api) -> None:
+    mark = {"type": "ephemeral"}
+    history = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": mark}]},
+        {"role": "user", "content": "Hi", "cache_control": mark},
+        {"role": "assistant", "content": "Hello", "tool_calls": [], "refusal": None, "annotations": [], "audio": None},
+        {"role": "user", "content": "Bye"},
+    ]
+    assert api.chat(history, max_tokens=2)["choices"]
+
+
 def test_h41_a_chat_prompt_has_one_bos(tmp_path: Any) -> None:
     folder = write_byte_level_folder(tmp_path, add_bos_token=True, chat_template="{{ bos_token }}" + CHATML)
     tokenizer = load_tokenizer_folder(folder)

@@ -285,7 +285,7 @@ async def test_calls_and_results_go_into_the_prompt(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": []}, "tools", ["empty list"]),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", ["no tools"]),
         ({"tools": "add"}, "tools", ["a list"]),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", ["'web_search'", "only functions"]),
         ({"tools": [{"type": "function", "name": "add"}]}, "tools[0].name", ["no field"]),

@@ -28,7 +28,6 @@ for _ in range(100):
     ("tools", "param"),
     [
         ({}, "tools"),
-        ([], "tools"),
         ([tool(f"f{index}") for index in range(129)], "tools"),
         (["f"], "tools[0]"),
         ([tool(), {"type": "web_search"}], "tools[1].type"),
