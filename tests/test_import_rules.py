@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "structured": ("core.interfaces",),
     "executor": (*PLAIN_DATA, "config", "lora", "machine", "models", "ops", "report", "weights"),
     "engine": ("config", "core", "executor", "foreign_options", "metrics", "report", "structured", "text", "weights"),
-    "server": (*PLAIN_DATA, "engine", "prometheus_text", "text"),
+    # Of structured only what reads a request's fields: grammars are compiled behind the engine's door.
+    "server": (*PLAIN_DATA, "engine", "prometheus_text", "structured.json_text", "structured.request", "text"),
     # Beside the public names: the ops and the executor that `bench kernels` and `bench step` look into.
     "bench": ("_cpu", "executor.local", "machine", "ops", "report", "weights.model_source"),
 }

@@ -59,7 +59,7 @@ def fuzz(url: str, folder: Path, num_examples: int) -> int:
         "--header=Authorization: Bearer secret",
         "--seed=1",
         "--continue-on-failure",
-        "--request-timeout=60",
+        "--request-timeout=300",
         "--suppress-health-check=all",
     ]
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
@@ -105,7 +105,7 @@ def test_a_server_with_a_fake_engine(tmp_path: Path) -> None:
 
 def test_a_server_with_the_real_model(smollm2_gguf: Any, tmp_path: Path) -> None:
     # A small window, since a chat without max_tokens goes on to its end.
-    options = ("--served-model-name", "smollm2", "--max-model-len", "128", "--api-key", "secret")
+    options = ("--served-model-name", "smollm2", "--max-model-len", "64", "--api-key", "secret")
     with running_server(smollm2_gguf, tmp_path / "serve.log", *options) as server:
         assert fuzz(server.url, tmp_path, NUM_EXAMPLES) >= MIN_CASES
         assert "Traceback" not in server.log.read_text()
