@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.errors import InvalidRequestError
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.pipeline import ChatPipeline
 from octavo.text.reasoning import (
@@ -57,6 +58,7 @@ class Dialect:
         source = template.source if template is not None else None
         self._tokenizer = tokenizer
         self.takes_tools = template is not None and "tools" in template.variables
+        self._takes_system = template is None or self.takes_tools or _takes_system(template)
         if tool_call_parser is not None:
             self.tool_format = get_format(tool_call_parser)
         else:
@@ -81,7 +83,9 @@ class Dialect:
         has_tools = choice.may_call or any(
             message.get("role") == "tool" or message.get("tool_calls") for message in messages
         )
-        return write_tools_into(messages, choice, parallel) if has_tools else [dict(message) for message in messages]
+        if not has_tools:
+            return [dict(message) for message in messages]
+        return write_tools_into(messages, choice, parallel, self._takes_system)
 
     def template_tools(self, choice: ToolChoice) -> list[dict[str, Any]] | None:
         """For the template's `tools`. With tool_choice "none" the model is not told of any."""
@@ -135,3 +139,12 @@ class Dialect:
             splitter = ReasoningSplitter(self.reasoning, starts_inside)
         parser = get_parser(self.tool_format, choice.tool_names) if choice.may_call else None
         return ChatPipeline(splitter, parser, is_named=choice.mode == "named")
+
+
+def _takes_system(template: ChatTemplate) -> bool:
+    """Whether a system message gets into the prompt: some templates refuse it, some leave it out."""
+    messages = [{"role": "system", "content": "octavo-asks"}, {"role": "user", "content": "x"}]
+    try:
+        return "octavo-asks" in template.render(messages)
+    except InvalidRequestError:
+        return False

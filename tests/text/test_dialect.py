@@ -90,6 +90,18 @@ def test_a_model_without_tools_is_told_in_a_system_message() -> None:
     assert model.prepare([user], check_tool_choice("none", TOOLS)) == [user]
 
 
+@pytest.mark.parametrize("of_system", ["raise_exception('no system')", "''"])
+def test_a_template_that_takes_no_system_message_gets_the_tools_with_the_first_question(of_system: str) -> None:
+    source = "{% for m in messages %}{% if m.role == 'system' %}{{ X }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    model = dialect(source.replace("X", of_system))
+    (message,) = model.prepare([{"role": "user", "content": "1 + 1?"}], AUTO)
+    assert message["role"] == "user"
+    assert message["content"].startswith("You can call these functions.")
+    assert message["content"].endswith("in plain words.\n\n1 + 1?")
+    first, second = model.prepare([{"role": "assistant", "content": "Hi"}], AUTO)
+    assert (first["role"], second["content"]) == ("user", "Hi")
+
+
 def test_h40_calls_and_results_of_earlier_turns_become_plain_messages() -> None:
     def call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

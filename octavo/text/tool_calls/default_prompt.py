@@ -34,10 +34,11 @@ def tools_message(choice: ToolChoice, parallel: bool = True) -> str:
 
 
 def write_tools_into(
-    messages: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True
+    messages: Sequence[Mapping[str, Any]], choice: ToolChoice, parallel: bool = True, takes_system: bool = True
 ) -> list[dict[str, Any]]:
     """Messages with the roles system, user and assistant only, the tools in the first one, which is the system's.
 
+    takes_system: False puts them before the first user message's text, for templates that refuse or lose the system's
     Contents must be texts or lists of text parts. Results that follow each other become one user message.
     """
     names: dict[str, str] = {}
@@ -65,8 +66,12 @@ def write_tools_into(
     told = tools_message(choice, parallel)
     if plain and plain[0].get("role") in ("system", "developer"):
         plain[0]["content"] = _text(plain[0].get("content")) + "\n\n" + told
-    else:
+    elif takes_system:
         plain.insert(0, {"role": "system", "content": told})
+    elif plain and plain[0].get("role") == "user":
+        plain[0]["content"] = told + "\n\n" + _text(plain[0].get("content"))
+    else:
+        plain.insert(0, {"role": "user", "content": told})
     return plain
 
 
