@@ -228,12 +228,14 @@ class MemoryFit:
                 f"a sequence of {MIN_MAX_MODEL_LEN} tokens, the shortest that we start with, needs {smallest_pool}; "
                 f"leave the option out, or give at least {smallest_pool}",
             )
-        needed = self.weights_bytes + plan.workspace_bytes + smallest_pool
+        fixed = self.weights_bytes + plan.workspace_bytes
+        least, whole = (_round_share_up(fixed + pool, total) for pool in (smallest_pool, plan.one_sequence_bytes))
+        sensible = f"; {whole:g} is enough for one sequence of {plan.wanted_len:,} tokens" if least < whole <= 1 else ""
         raise ConfigError(
             f"No memory is left for the KV cache: {self._describe_fixed(plan)} fill the "
             f"{format_bytes(plan.budget_bytes)} that we may use, {plan.budget_note}. "
-            f"Use --gpu-memory-utilization {_round_share_up(needed, total):g} or more, "
-            "a smaller --max-num-batched-tokens, or a smaller model.",
+            f"Use --gpu-memory-utilization {least:g} or more{sensible}. Or use a smaller --max-num-batched-tokens, or "
+            "a smaller model.",
             option="--gpu-memory-utilization",
         )
 

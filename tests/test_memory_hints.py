@@ -46,6 +46,12 @@ def test_the_share_that_a_full_memory_asks_for(facts, weights, machine, args) ->
     budget = int(args["gpu_memory_utilization"] * machine.total_bytes)
     assert f"fill the {format_bytes(budget)} that we may use" in message
     assert f"the weights ({format_bytes(weights)})" in message
+    sensible = re.search(r"; (\S+) is enough for one sequence of ([\d,]+) tokens\.", message)
+    if sensible is None:  # not all of this machine would do for the model's whole window
+        assert (facts, machine) == (LLAMA_8B, LAPTOP)
+        return
+    core = resolve(facts, machine, weights, gpu_memory_utilization=float(sensible[1]), **others).core
+    assert f"{core.max_model_len:,}" == sensible[2]
 
 
 @pytest.mark.parametrize("max_model_len", [4096, 8192])

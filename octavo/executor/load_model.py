@@ -60,6 +60,12 @@ def load_model(
     return model
 
 
+def count_table_bytes(config: ModelConfig, max_positions: int) -> int:
+    """What the rotary tables for so many positions take, as part of a model's num_weight_bytes."""
+    ropes = {config.rope_of_layer(layer) for layer in range(config.num_layers)}
+    return max_positions * sum(rotary_table(rope, 1).nbytes for rope in ropes)
+
+
 def refuse_reordered(checkpoint: Checkpoint) -> None:
     """Raises UnsupportedModelError for weights that cannot stay in their codes."""
     if checkpoint.reordered is not None:

@@ -16,7 +16,7 @@ from octavo.executor.kv_cache import (
     count_vectors_per_slot,
     group_layers,
 )
-from octavo.executor.load_model import load_model, load_model_config, refuse_reordered
+from octavo.executor.load_model import count_table_bytes, load_model, load_model_config, refuse_reordered
 from octavo.executor.model_runner import ModelRunner
 from octavo.machine import Machine, detect_machine
 from octavo.models.config import ModelConfig
@@ -91,6 +91,7 @@ class LocalExecutor:
             if quantization == "checkpoint":
                 refuse_reordered(checkpoint)
             estimate = estimate_weights_bytes(checkpoint, args.dtype or "auto", quantization)
+            estimate += count_table_bytes(model_config, min(args.max_model_len or facts.window, facts.window))
             first = resolve_config(args, facts, machine, estimate)
         with timeline.measure("start the backend"):
             ops = make_ops(first.device, first.threads)

@@ -73,6 +73,9 @@ class Checkpoint(Protocol):
         """Of one tensor, as stored."""
         ...
 
+    def has_half_scales(self, name: str) -> bool:
+        """Whether the format's scales and minimums, if it has codes, are float16 by themselves and not by a product."""
+
     def read(self, name: str, exact_float: bool = False) -> WeightData:
         """One tensor. exact_float: exact float32 where it is stored in codes. Raises KeyError for an unknown name."""
         ...
@@ -146,6 +149,9 @@ class SafetensorsCheckpoint:
 
     def num_bytes(self, name: str) -> int:
         return sum(self._folder.tensors[stored].num_bytes for stored in self._stored_names(name))
+
+    def has_half_scales(self, name: str) -> bool:
+        return False
 
     def read(self, name: str, exact_float: bool = False) -> WeightData:
         if name in self._modules:
@@ -253,6 +259,10 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 _TOP_TENSOR = re.compile(r"([a-z_]+)\.(weight|bias)")
 
 
+# The K types have a scale of scales, whose products are no halves.
+_HALF_SCALED_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
+
+
 class GGUFCheckpoint:
     """A GGUF file. A tensor whose name we do not know keeps it, so that the completeness check can report it."""
 
@@ -293,6 +303,9 @@ class GGUFCheckpoint:
 
     def num_bytes(self, name: str) -> int:
         return self._file.tensors[self._stored_name[name]].num_bytes
+
+    def has_half_scales(self, name: str) -> bool:
+        return self._file.tensors[self._stored_name[name]].type in _HALF_SCALED_TYPES
 
     def read(self, name: str, exact_float: bool = False) -> WeightData:
         data = self._file.read(self._stored_name[name], exact_float)

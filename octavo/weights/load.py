@@ -145,19 +145,50 @@ def describe_format(data: WeightData, dtype: str) -> str:
 
 
 def estimate_weights_bytes(checkpoint: Checkpoint, dtype: str, quantization: str) -> int:
-    """About what the weights will take in memory, from the shapes alone. Arguments as of ParameterLoader."""
+    """What the weights will take in memory, from shapes and sizes alone. Arguments as of ParameterLoader.
+
+    On the cpu backend exact, or a little more: errors about memory name a share that must do when it is typed, and they
+    come before anything is loaded.
+    """
+    return int(sum(_estimate_bytes(checkpoint, name, dtype, quantization) for name in checkpoint.tensor_shapes))
+
+
+def _estimate_bytes(checkpoint: Checkpoint, name: str, dtype: str, quantization: str) -> float:
+    shape = checkpoint.tensor_shapes[name]
+    count = math.prod(shape)
+    if len(shape) != 2 or not count:
+        return 4 * count
+    num_bytes = checkpoint.num_bytes(name)
+    stored_bits = 8 * num_bytes / count
+    is_in_codes = checkpoint.quantization is not None and stored_bits < _MAX_BITS_OF_CODES
     if quantization == "checkpoint":
-        return checkpoint.weights_bytes
-    total = 0.0
-    for name, shape in checkpoint.tensor_shapes.items():
-        count, bits = math.prod(shape), _bits_of(quantization, name)
-        if len(shape) == 2 and bits is not None:
-            total += count * _BITS[f"{bits}-bit"] / 8
-        elif dtype != "auto":
-            total += count * _BITS[dtype] / 8
-        else:
-            total += checkpoint.num_bytes(name)
-    return int(total)
+        bits = (4 if stored_bits < _MAX_BITS_OF_4_BIT_CODES else 8) if is_in_codes else None
+    else:
+        bits = _bits_of(quantization, name) if shape[1] % QUANT_GROUP_SIZE == 0 else None
+    if bits is not None:
+        is_wide = quantization == "checkpoint" and not _has_half_scales(checkpoint, name)
+        return count * (_BITS[f"{bits}-bit"] + (_BITS_OF_WIDE_SCALES[bits] if is_wide else 0)) / 8
+    if dtype != "auto":
+        return count * _BITS[dtype] / 8
+    return 4 * count if is_in_codes else num_bytes
+
+
+def _has_half_scales(checkpoint: Checkpoint, name: str) -> bool:
+    """Also of all the matrices that are packed into one with it: one float among them makes floats of all."""
+    if (match := _FUSED.search(name)) is None:
+        return checkpoint.has_half_scales(name)
+    fused = ("q", "k", "v") if match[1] in "qkv" else ("gate", "up")
+    siblings = (name[: match.start(1)] + part + name[match.end(1) :] for part in fused)
+    return all(checkpoint.has_half_scales(sibling) for sibling in siblings if sibling in checkpoint.tensor_shapes)
+
+
+_FUSED = re.compile(r"\.(q|k|v|gate|up)_proj\.")
+# As stored, with scales and minimums: 4-bit formats take up to 5 bits a weight (Q4_1), those that are kept in 8 bits
+# from 5.5 (Q5_0) to 9 (groups of 32 with scale and zero point); floats take 16.
+_MAX_BITS_OF_4_BIT_CODES = 5.25
+_MAX_BITS_OF_CODES = 12
+# What scales (and of 4 bits the minimums) take beyond _BITS when they are float32.
+_BITS_OF_WIDE_SCALES = {4: 1.0, 8: 0.5}
 
 
 # Bits a weight, with the scale and the sum of the codes (and for 4 bits the minimum) in 16 bits for each 32.
