@@ -91,14 +91,14 @@ async def test_salts_of_different_keys_never_meet(serving: Serving) -> None:
 async def test_the_senders_labels_are_logged_and_not_answered(
     serving: Serving, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = {**ENDPOINTS[path], "user": "ada", "metadata": {"a": 1}, "chat_id": "c 1", "session_id": None}
+    body = {**ENDPOINTS[path], "user": "hedy", "metadata": {"a": 1}, "chat_id": "c 1", "session_id": None}
     with caplog.at_level(logging.INFO, "octavo.access"):
         async with serving(FakeEngine(), access_log=True) as client:
             answer = await client.post(path, json=body)
     assert answer.status_code == 200
-    assert "ada" not in answer.text
+    assert "hedy" not in answer.text
     [line] = [record.message for record in caplog.records if record.name == "octavo.access"]
-    assert line.endswith('user=ada metadata="{\\"a\\":1}" chat_id="c 1"')
+    assert line.endswith('user=hedy metadata="{\\"a\\":1}" chat_id="c 1"')
 
 
 async def test_the_log_knows_a_request_by_the_name_it_gave_itself(
