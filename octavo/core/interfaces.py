@@ -211,6 +211,7 @@ class StepStats:
     num_cached_blocks: int = 0
     num_used_blocks: int = 0
     num_scheduled_tokens: int = 0
+    num_decoding: int = 0  # sequences that had one token to compute
     num_prompt_tokens: int = 0  # computed in this step
     num_generated_tokens: int = 0
     num_preemptions: int = 0

@@ -22,6 +22,7 @@ from octavo.core.interfaces import (
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.policy import get_policy
 from octavo.core.sequence import Sequence, SequenceStatus
+from octavo.core.step_pacer import StepPacer
 from octavo.errors import OctavoError
 
 
@@ -30,10 +31,13 @@ class Scheduler:
 
     Each `schedule` is followed by one `update` with its results; sequences are added and finished between the two calls
     of different steps only.
+
+    pacer: keeps steps short in which sequences decode; None leaves them as long as the budget is
     """
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
+        self.pacer: StepPacer | None = None
         self.policy = get_policy(config.policy)
         self.kv_cache = KVCacheManager(config)
         self.waiting: list[Sequence] = []
@@ -49,7 +53,10 @@ class Scheduler:
     # --- the plan ---------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput:
-        self._plan = plan = StepPlan(self.config.max_num_batched_tokens, len(self.running), now)
+        max_prompt_tokens = None
+        if self.pacer is not None and any(sequence.is_decoding for sequence in self.running):
+            max_prompt_tokens = self.pacer.limit_prompt_tokens()
+        self._plan = plan = StepPlan(self.config.max_num_batched_tokens, len(self.running), now, max_prompt_tokens)
         self._schedule_running(plan)
         # Whoever was preempted just now would come back at once, and again.
         if not plan.preempted:
@@ -178,6 +185,7 @@ class Scheduler:
         for scheduled in plan.scheduled:
             sequence = self._plan.sequences[scheduled.seq_id]
             stats.num_scheduled_tokens += scheduled.num_scheduled_tokens
+            stats.num_decoding += sequence.is_decoding
             failure = _find_failure(scheduled.seq_id, scheduled.is_sampling, output)
             if failure is not None:
                 outputs.append(self._fail(sequence, failure))

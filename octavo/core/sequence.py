@@ -161,6 +161,11 @@ class Sequence:
         return self.status is SequenceStatus.RUNNING and self.num_computed_tokens < self.num_prompt_tokens
 
     @property
+    def is_decoding(self) -> bool:
+        """One token is left to compute, then the next one is sampled."""
+        return len(self.token_ids) - self.num_computed_tokens == 1
+
+    @property
     def scores_prompt(self) -> bool:
         """Positions of the prompt are still to be scored, so they must be computed, whatever the cache holds."""
         return self.prompt_scores is not None and self.prompt_scores.num_told < self.num_prompt_tokens - 1

@@ -91,6 +91,7 @@ class EngineLoop:
             result = self._core.step(start)
             stats = result.stats
             stats.step_time_s = time.monotonic() - start
+            self._core.note_step_time(stats)
             self._channel.send(Step(outputs + result.outputs, stats))
         elif commands:
             # After aborts no step follows, and the gauges must not keep their last values.
@@ -196,6 +197,8 @@ def serve(channel: Channel, factory: ExecutorFactory) -> None:
     source = ModelSource(path=Path(start.source_path), kind=start.source_kind, name=start.source_name)
     executor = factory(unpack_engine_args(start.engine_args), source, _ProgressReporter(channel))
     core = EngineCore(executor, executor.config.core)
+    if executor.config.target_step_s > 0:
+        core.pace(executor.config.target_step_s)
     channel.send(
         Ready(
             report=executor.report,
