@@ -75,6 +75,11 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in map(make_anchor, headings), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_output_is_missing(page: Path) -> None:
+    assert not re.search(r"^```\w*\n```$", page.read_text(encoding="utf-8"), re.MULTILINE), "run docs/print_outputs.py"
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, waiting = set[Path](), [ROOT / "README.md"]
     while waiting:

@@ -132,7 +132,8 @@ def serve(
 
 @bench.command()
 def throughput(
-    model: ModelArgument = None,
+    model_argument: ModelArgument = None,
+    model: options.ModelOption = None,
     batch_sizes: BatchSizesOption = "1,4,16,64",
     prompt_tokens: Annotated[int, _load_option("Of each prompt.")] = 128,
     max_tokens: Annotated[int, _load_option("To generate of each.")] = 64,
@@ -156,6 +157,7 @@ def throughput(
     _check_at_least("--prompt-tokens", prompt_tokens, 1)
     _check_at_least("--max-tokens", max_tokens, 2)
     _check_at_least("--rounds", rounds, 1)
+    model = options.pick_model(model_argument, model)
     args = _make_args(model, max(sizes), max_model_len, dtype, kv_cache_dtype, kv_cache_memory_bytes, device, threads)
     with _progress() as on_progress:
         result = measure_throughput(args, sizes, prompt_tokens, max_tokens, rounds, seed, on_progress)
@@ -164,7 +166,8 @@ def throughput(
 
 @bench.command()
 def step(
-    model: ModelArgument = None,
+    model_argument: ModelArgument = None,
+    model: options.ModelOption = None,
     batch_sizes: BatchSizesOption = "1,4,16,64",
     context: Annotated[int, _load_option("Tokens of each sequence before the steps.")] = 128,
     steps: Annotated[int, _load_option("Steps at each batch size.")] = 60,
@@ -185,6 +188,7 @@ def step(
     sizes = parse_counts("--batch-sizes", batch_sizes)
     _check_at_least("--context", context, 1)
     _check_at_least("--steps", steps, 8)
+    model = options.pick_model(model_argument, model)
     args = _make_args(model, max(sizes), max_model_len, dtype, kv_cache_dtype, None, device, threads)
     with _progress() as on_progress:
         result = measure_step(args, sizes, context, steps, seed, on_progress)
@@ -193,7 +197,8 @@ def step(
 
 @bench.command()
 def kernels(
-    model: ModelArgument = None,
+    model_argument: ModelArgument = None,
+    model: options.ModelOption = None,
     rows: Annotated[str, _load_option("Rows of each op.", "N,...")] = "1,2,4,8,16,64,512",
     context: Annotated[int, _load_option("Tokens that attention reads.")] = 512,
     has_numpy: Annotated[bool, typer.Option("--numpy/--no-numpy", help="Compare with NumPy.")] = True,
@@ -213,6 +218,7 @@ def kernels(
 
     counts = parse_counts("--rows", rows)
 
+    model = options.pick_model(model_argument, model)
     args = _make_args(model, 1, None, dtype, kv_cache_dtype, None, "cpu", threads)
     with _progress() as on_progress:
         result = measure_kernels(args, counts, context, has_numpy, on_progress)

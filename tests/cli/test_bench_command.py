@@ -59,6 +59,8 @@ def test_failed_requests_end_with_a_status() -> None:
         (["throughput", "--max-tokens", "1"], "--max-tokens is 1"),
         (["step", "--batch-sizes", "1,x"], "--batch-sizes is '1,x'"),
         (["kernels", "/nothing/here.gguf"], "/nothing/here.gguf"),
+        (["throughput", "--model", "/nothing/here.gguf"], "/nothing/here.gguf"),
+        (["step", "A", "-m", "B"], "The model is 'A' and --model is 'B'"),
         (["gallop"], "No such command 'gallop'"),
     ],
 )
