@@ -127,12 +127,24 @@ void score_tile(const Strip* strips, const Strip* ahead, ptrdiff_t key_stride, i
         __builtin_prefetch(ahead[b].values + d * step);
       }
     }
-    vfloat q[R];
-    for (int r = 0; r < R; ++r) q[r] = set1(query[r * query_stride + d]);
-    for (int v = 0; v < V; ++v) {
-      const T* keys = reinterpret_cast<const T*>(strips[v / kScoreVectors].keys) + d * key_stride;
-      const vfloat k = load(keys + v % kScoreVectors * kLanes);
-      for (int r = 0; r < R; ++r) total[r][v] = fma(q[r], k, total[r][v]);
+    const auto load_keys = [&](int v) {
+      return load(reinterpret_cast<const T*>(strips[v / kScoreVectors].keys) + d * key_stride + v % kScoreVectors * kLanes);
+    };
+    // The fewer of the two wait in registers: all of the others beside the sums would not fit.
+    if (R <= V) {
+      vfloat q[R];
+      for (int r = 0; r < R; ++r) q[r] = set1(query[r * query_stride + d]);
+      for (int v = 0; v < V; ++v) {
+        const vfloat k = load_keys(v);
+        for (int r = 0; r < R; ++r) total[r][v] = fma(q[r], k, total[r][v]);
+      }
+    } else {
+      vfloat k[V];
+      for (int v = 0; v < V; ++v) k[v] = load_keys(v);
+      for (int r = 0; r < R; ++r) {
+        const vfloat q = set1(query[r * query_stride + d]);
+        for (int v = 0; v < V; ++v) total[r][v] = fma(q, k[v], total[r][v]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -143,7 +155,7 @@ void score_tile(const Strip* strips, const Strip* ahead, ptrdiff_t key_stride, i
 template <class T, int R>
 void score_strips(const Strip* strips, const Strip* ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
                   const float* query, ptrdiff_t query_stride, float* scores, ptrdiff_t score_stride) {
-  constexpr int B = R <= kMaxWideRows ? kWideStrips : 1;
+  constexpr int B = R <= kMaxWideRows ? kWideStrips : kLanes == 16 ? 2 : 1;
   int at = 0;
   for (; at + B <= num_strips; at += B) {
     score_tile<T, R, B>(strips + at, ahead == nullptr ? nullptr : ahead + at, key_stride, head_dim, query, query_stride,
