@@ -155,7 +155,7 @@ def _check_kv_cache_dtype(value: object) -> None:
     """vLLM's names for what we do not have are answered with what comes nearest."""
     rule = f"it must be one of {', '.join(KV_CACHE_DTYPES)}"
     if isinstance(value, str) and value.startswith(("fp8", "int4", "nvfp4")):
-        refuse("--kv-cache-dtype", value, f"{rule}; int8 takes as little memory, and loses less")
+        refuse("--kv-cache-dtype", value, f"{rule}; int8 takes as little memory")
     if value == "bfloat16":
         refuse("--kv-cache-dtype", value, f"{rule}; float16 takes as little memory, and loses less")
     _check_choice("--kv-cache-dtype", value, KV_CACHE_DTYPES)
