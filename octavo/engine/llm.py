@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from octavo.config import EngineArgs
+from octavo.config import EngineArgs, refuse_unknown_argument
 from octavo.core.engine_core import EngineCore
 from octavo.core.interfaces import FinishReason, GrammarSpec, SequenceOutput, TokenLogprobs
 from octavo.core.request import Request
@@ -24,7 +24,6 @@ from octavo.engine.stats import EngineStats
 from octavo.engine.text_output import OutputAccumulator, RequestText
 from octavo.engine.validation import RequestLimits, SeedSource, check_prompt, make_request, resolve_params
 from octavo.errors import ConfigError, EngineDeadError, InvalidRequestError, RequestFailedError
-from octavo.foreign_options import describe_unknown_argument
 from octavo.structured.compile import validate_spec
 from octavo.structured.grammar import make_grammar_factory
 from octavo.structured.request import find_spec
@@ -350,15 +349,9 @@ def _make_engine_args(model: str | None, options: dict[str, Any]) -> EngineArgs:
         options["served_model_name"] = (names,)
     elif names is not None:
         options["served_model_name"] = tuple(names)
-    known = EngineArgs.__dataclass_fields__
     for name in options:
-        if name not in known:
-            remark = describe_unknown_argument(name, known)
-            raise ConfigError(
-                f"LLM has no option {name!r}{f': {remark}' if remark else ''}"
-                f"{'' if remark.endswith('?') else '.'} Known are {', '.join(sorted(known))}.",
-                option=name,
-            )
+        if name not in EngineArgs.__dataclass_fields__:
+            refuse_unknown_argument("LLM", name)
     return EngineArgs(model=model, **options)
 
 

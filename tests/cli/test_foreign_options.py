@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, EngineArgs, SamplingParams
 from octavo.cli.arguments import prepare_arguments, read_options
 from octavo.cli.main import app
 from octavo.errors import ConfigError, InvalidRequestError
@@ -152,6 +152,11 @@ def test_an_unknown_argument_of_llm_is_answered(argument: str, words: str) -> No
         LLM("m", **{argument: 1})  # type: ignore[arg-type]
     assert argument in caught.value.message
     assert words in caught.value.message
+
+
+def test_an_unknown_argument_of_engine_args_is_answered_likewise() -> None:
+    with pytest.raises(ConfigError, match=r"EngineArgs has no option 'n_ctx': here it is max_model_len\. Known are "):
+        EngineArgs(n_ctx=5)  # type: ignore[call-arg]
 
 
 def test_a_tokenizer_of_its_own_is_refused_clearly() -> None:
