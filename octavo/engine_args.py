@@ -36,7 +36,7 @@ class EngineArgs:
     block_size:             tokens in a block of the cache: a multiple of 16 up to 256
     max_num_batched_tokens: tokens computed in one step; less is a steadier stream, more is a faster prefill
     max_num_seqs:           sequences that run at once; the others wait
-    target_step_ms:         of a server's step in which sequences decode: prompts come in chunks that keep to it; 0 is off
+    target_step_ms:         of a server's step in which sequences decode: prompts come in chunks that fit it; 0 is off
     enforce_eager:          accepted for vLLM's users; a CPU has no graphs to capture, so it has no effect
     tensor_parallel_size:   1
     dtype:                  of the weights that are floats; auto keeps each as the checkpoint has it. Typed without
