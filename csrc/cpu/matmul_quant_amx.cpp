@@ -141,16 +141,19 @@ void finish(const MatmulTask& task, int row_begin, int row_end, int panel, const
   }
 }
 
-// Rows of one block: each group is widened and used at once, and widening the next goes on meanwhile.
-template <bool is_q4, int P>
+// Rows of R blocks: each group is widened and used at once, and widening the next goes on meanwhile.
+template <bool is_q4, int R, int P>
 void few_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
   alignas(64) bfloat b[2][P][kTileItems];
-  alignas(64) float sums[kTileRows * 32];
+  alignas(64) float sums[R * kTileRows * 32];
   const PackedMatrix& matrix = *task.matrix;
   const int num_groups = matrix.num_groups();
+  const size_t block_items = static_cast<size_t>(num_groups) * kTileItems;
   const bfloat* a = block_of(task, row_begin);
   _tile_zero(0);
   if (P > 1) _tile_zero(1);
+  if (R > 1) _tile_zero(2);
+  if (R > 1 && P > 1) _tile_zero(3);
   for (int p = 0; p < P; ++p) widen<is_q4>(matrix, panel + p, 0, b[0][p]);
   for (int group = 0; group < num_groups; ++group, a += kTileItems) {
     if (group + 1 < num_groups) {
@@ -163,10 +166,66 @@ void few_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
       _tile_loadd(7, b[group & 1][P - 1], 64);
       _tile_dpbf16ps(1, 4, 7);
     }
+    if (R > 1) {
+      _tile_loadd(5, a + block_items, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      if (P > 1) _tile_dpbf16ps(3, 5, 7);
+    }
   }
   _tile_stored(0, sums, 128);
   if (P > 1) _tile_stored(1, sums + 16, 128);
+  if (R > 1) _tile_stored(2, sums + kTileRows * 32, 128);
+  if (R > 1 && P > 1) _tile_stored(3, sums + kTileRows * 32 + 16, 128);
   finish<P>(task, row_begin, row_end, panel, sums);
+}
+
+// Rows of three or four blocks, the last one perhaps short, and one panel: each group is widened and used four times at
+// once. Here the tiles of C are 0 to R - 1, 4 is A of a whole block and 5 that of the last.
+template <bool is_q4, int R>
+void some_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
+  alignas(64) bfloat b[2][kTileItems];
+  alignas(64) float sums[R * kTileRows * 32];
+  const PackedMatrix& matrix = *task.matrix;
+  const int num_groups = matrix.num_groups();
+  const size_t block_items = static_cast<size_t>(num_groups) * kTileItems;
+  const bfloat* a = block_of(task, row_begin);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  if (R > 3) _tile_zero(3);
+  widen<is_q4>(matrix, panel, 0, b[0]);
+  for (int group = 0; group < num_groups; ++group, a += kTileItems) {
+    if (group + 1 < num_groups) widen<is_q4>(matrix, panel, group + 1, b[(group + 1) & 1]);
+    _tile_loadd(6, b[group & 1], 64);
+    _tile_loadd(4, a, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(4, a + block_items, 64);
+    _tile_dpbf16ps(1, 4, 6);
+    if (R > 3) {
+      _tile_loadd(4, a + 2 * block_items, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_loadd(5, a + 3 * block_items, 64);
+      _tile_dpbf16ps(3, 5, 6);
+    } else {
+      _tile_loadd(5, a + 2 * block_items, 64);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+  }
+  _tile_stored(0, sums, 128);
+  _tile_stored(1, sums + kTileRows * 32, 128);
+  _tile_stored(2, sums + 2 * kTileRows * 32, 128);
+  if (R > 3) _tile_stored(3, sums + 3 * kTileRows * 32, 128);
+  finish<1>(task, row_begin, row_end, panel, sums);
+}
+
+void configure_some(int num_rows) {
+  TileConfig config;
+  const int num_blocks = (num_rows + kTileRows - 1) / kTileRows, last = num_rows - (num_blocks - 1) * kTileRows;
+  for (int block = 0; block < num_blocks; ++block) config.set(block, block + 1 < num_blocks ? kTileRows : last);
+  config.set(4, kTileRows);
+  config.set(5, last);
+  config.set(6, kTileRows);
+  _tile_loadconfig(&config);
 }
 
 // One or two blocks of rows from `row` on, over one chunk of groups; sums of earlier chunks are taken up.
@@ -244,12 +303,22 @@ void matmul(const MatmulTask& task) {
     // To the end of the block where only a part of it is wanted; else as many whole blocks as there are.
     const int most = row % kTileRows > 0 ? kTileRows - row % kTileRows : kMaxTaskRows;
     end = row + most < task.row_end ? row + most : task.row_end;
-    const bool is_one_block = end - row <= kTileRows;
+    const bool is_one_block = end - row <= kTileRows, is_two = !is_one_block && end - row <= 2 * kTileRows;
     if (is_one_block) configure(end - row, 0);
+    if (is_two) configure(kTileRows, end - row - kTileRows);
+    if (end - row > 2 * kTileRows && end - row <= 4 * kTileRows) {
+      configure_some(end - row);
+      for (int panel = task.panel_begin; panel < task.panel_end; ++panel) {
+        end - row > 3 * kTileRows ? some_rows<is_q4, 4>(task, row, end, panel) : some_rows<is_q4, 3>(task, row, end, panel);
+      }
+      continue;
+    }
     for (int panel = task.panel_begin; panel < task.panel_end; panel += kPairPanels) {
       const bool is_pair = panel + 1 < task.panel_end;
       if (is_one_block) {
-        is_pair ? few_rows<is_q4, 2>(task, row, end, panel) : few_rows<is_q4, 1>(task, row, end, panel);
+        is_pair ? few_rows<is_q4, 1, 2>(task, row, end, panel) : few_rows<is_q4, 1, 1>(task, row, end, panel);
+      } else if (is_two) {
+        is_pair ? few_rows<is_q4, 2, 2>(task, row, end, panel) : few_rows<is_q4, 2, 1>(task, row, end, panel);
       } else {
         is_pair ? many_rows<is_q4, 2>(task, row, end, panel) : many_rows<is_q4, 1>(task, row, end, panel);
       }
