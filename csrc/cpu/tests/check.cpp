@@ -15,7 +15,7 @@ constexpr int kMaxShown = 40;
 
 }  // namespace
 
-const std::vector<int> kRowCounts = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33};
+const std::vector<int> kRowCounts = {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 33, 50, 64, 70};
 
 void check(bool passed, const char* format, ...) {
   if (passed) {
