@@ -6,22 +6,31 @@
 namespace octavo {
 namespace {
 
+// A decoding sequence's key heads lie side by side in each block. One thread takes them all: what its processor fetches
+// beyond one head is then the next it reads, and not another thread's.
+constexpr int kMaxRowsOfSharedClaim = 4;
+
 struct AttentionJob {
   const Kernels* kernels;
   AttentionCall call;
   std::vector<AttentionTask> tasks;
+  std::vector<int> claims;  // the first task of each, and the number of tasks at the end
   std::vector<AttentionTask> merges;
   char* scratch;
   size_t scratch_bytes;  // a worker's
   int num_threads;
 };
 
-void attend_one(void* context, int index, int worker) {
+void attend_claim(void* context, int index, int worker) {
   const AttentionJob& job = *static_cast<AttentionJob*>(context);
-  // Tasks are claimed from the last down, each thread about every num_threads-th.
-  const int next = index - job.num_threads;
-  job.kernels->attend(job.call, job.tasks[index], next >= 0 ? &job.tasks[next] : nullptr,
-                      job.scratch + worker * job.scratch_bytes);
+  // Claims are taken from the last down, each thread about every num_threads-th.
+  const int next_claim = index - job.num_threads;
+  const AttentionTask* beyond = next_claim >= 0 ? &job.tasks[job.claims[next_claim]] : nullptr;
+  const int end = job.claims[index + 1];
+  for (int task = job.claims[index]; task < end; ++task) {
+    const AttentionTask* next = task + 1 < end ? &job.tasks[task + 1] : beyond;
+    job.kernels->attend(job.call, job.tasks[task], next, job.scratch + worker * job.scratch_bytes);
+  }
 }
 
 void merge_one(void* context, int index, int worker) {
@@ -30,7 +39,8 @@ void merge_one(void* context, int index, int worker) {
 }
 
 // Few rows over a long context give few tasks: then each split is a task of its own.
-void plan_sequence(AttentionJob& job, const AttentionSizes& sizes, int sequence, bool cut_context, size_t& partials) {
+void plan_sequence(AttentionJob& job, const AttentionSizes& sizes, int sequence, bool cut_context, bool share_claims,
+                   size_t& partials) {
   const AttentionCall& call = job.call;
   const KvCache& cache = *call.cache;
   const int group = call.num_heads / cache.num_kv_heads;
@@ -43,10 +53,15 @@ void plan_sequence(AttentionJob& job, const AttentionSizes& sizes, int sequence,
         call.window > 0 && first_row_position - call.window + 1 > 0 ? first_row_position - call.window + 1 : 0;
     const int first_split = first_seen / sizes.positions_per_split;
     const int num_splits = (first_position + end - 1) / sizes.positions_per_split + 1 - first_split;
+    const bool is_shared = share_claims && end - begin <= kMaxRowsOfSharedClaim;
+    const auto add = [&](const AttentionTask& task) {
+      if (!is_shared || task.kv_head == 0) job.claims.push_back(static_cast<int>(job.tasks.size()));
+      job.tasks.push_back(task);
+    };
     for (int kv_head = 0; kv_head < cache.num_kv_heads; ++kv_head) {
       AttentionTask task{sequence, kv_head, begin, end, -1, 0, num_splits};
       if (!cut_context || num_splits == 1) {
-        job.tasks.push_back(task);
+        add(task);
         continue;
       }
       task.partial = partials;
@@ -54,7 +69,7 @@ void plan_sequence(AttentionJob& job, const AttentionSizes& sizes, int sequence,
       for (int split = 0; split < num_splits; ++split) {
         task.split = first_split + split;
         task.partial = partials;
-        job.tasks.push_back(task);
+        add(task);
         partials += static_cast<size_t>(end - begin) * group * sizes.partial_floats;
       }
     }
@@ -67,7 +82,7 @@ bool paged_attention(Workers& workers, const Kernels& kernels, AttentionCall cal
   const AttentionSizes sizes = kernels.attention_sizes(call);
   const int num_threads = workers.pool.num_threads();
   const Workers::Lock lock(workers.busy);
-  AttentionJob job{&kernels, call, {}, {}, nullptr, (sizes.scratch_bytes + 4095) / 4096 * 4096 + 64, num_threads};
+  AttentionJob job{&kernels, call, {}, {}, {}, nullptr, (sizes.scratch_bytes + 4095) / 4096 * 4096 + 64, num_threads};
   size_t partials = 0;
   int num_tasks = 0;
   double cost = 0.0;  // products, roughly
@@ -78,12 +93,17 @@ bool paged_attention(Workers& workers, const Kernels& kernels, AttentionCall cal
   }
   cost *= 2.0 * call.num_heads * call.cache->head_dim;
   const bool cut_context = num_threads > 1 && num_tasks < 4 * num_threads;
+  const bool share_claims = num_tasks >= 4 * num_threads * call.cache->num_kv_heads;
   try {
     // The last tasks are claimed first, and later rows of a prompt see more: the long ones do not come last.
-    for (int sequence = 0; sequence < num_seqs; ++sequence) plan_sequence(job, sizes, sequence, cut_context, partials);
+    for (int sequence = 0; sequence < num_seqs; ++sequence) {
+      plan_sequence(job, sizes, sequence, cut_context, share_claims, partials);
+    }
+    job.claims.push_back(static_cast<int>(job.tasks.size()));
   } catch (const std::bad_alloc&) {
     return false;
   }
+  const int num_claims = static_cast<int>(job.claims.size()) - 1;
   job.scratch = static_cast<char*>(workers.worker_scratch.get(job.scratch_bytes * num_threads));
   if (job.scratch == nullptr) return false;
   if (partials > 0) {
@@ -91,9 +111,9 @@ bool paged_attention(Workers& workers, const Kernels& kernels, AttentionCall cal
     if (job.call.partials == nullptr) return false;
   }
   if (cost < 100e3) {
-    for (size_t i = 0; i < job.tasks.size(); ++i) attend_one(&job, static_cast<int>(i), 0);
+    for (int claim = 0; claim < num_claims; ++claim) attend_claim(&job, claim, 0);
   } else {
-    workers.pool.run(static_cast<int>(job.tasks.size()), attend_one, &job);
+    workers.pool.run(num_claims, attend_claim, &job);
   }
   for (size_t i = 0; i < job.merges.size(); ++i) merge_one(&job, static_cast<int>(i), 0);
   return true;
