@@ -24,6 +24,14 @@ struct QuantizedRows {
   bfloat* values;   // in place of all of these where the arithmetic is bfloat16 (amx), [ceil(M / 16), K / 32, 16, 32]
 };
 
+// Where activation(gate) * up goes, as the values that the next weight reads: the matrix has the gates' channels, then as
+// many of the ups, and panels are those of the gates.
+struct GatedResult {
+  bfloat* values;  // [ceil(M / 16), width / 32, 16, 32]
+  int width;       // N / 2, a multiple of 32
+  bool is_gelu;
+};
+
 // out[m, n] for rows [row_begin, row_end) and panels [panel_begin, panel_end) of one matrix.
 struct MatmulTask {
   const float* x;  // [M, K], rows `x_stride` apart; float weights
@@ -34,6 +42,7 @@ struct MatmulTask {
   float* out;         // [M, N], rows `out_stride` apart
   ptrdiff_t out_stride;
   bool is_added;  // to what `out` holds: a residual
+  const GatedResult* gated;  // in place of out and bias, where Kernels::can_gate; else nullptr
   int row_begin, row_end;
   int panel_begin, panel_end;
 };
@@ -142,6 +151,7 @@ inline size_t sample_scratch_bytes(int vocab_size) { return static_cast<size_t>(
 struct Kernels {
   const char* name;
   int row_tile;  // rows a quantized matmul handles at a time at best
+  bool can_gate;  // its quantized matmuls know GatedResult
 
   void (*quantize_rows)(const float* x, ptrdiff_t x_stride, int row_begin, int row_end, int num_columns,
                         const QuantizedRows& out);

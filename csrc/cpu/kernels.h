@@ -7,6 +7,7 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 extern const int kMatmulRowTile;
+extern const bool kMatmulCanGate;
 void quantize_rows(const float* x, ptrdiff_t x_stride, int row_begin, int row_end, int num_columns,
                    const QuantizedRows& out);
 void matmul_q4(const MatmulTask& task);

@@ -14,6 +14,7 @@ constexpr int kTasksPerThread = 8;
 struct MatrixCut {
   const PackedMatrix* matrix;
   int first_channel;
+  int num_panels;  // of a gated matrix: the gates'
   int panels_per_task;
   int num_panel_tasks;
   int first_task;
@@ -30,6 +31,7 @@ struct LinearJob {
   float* out;
   ptrdiff_t out_stride;
   bool is_added;
+  const GatedResult* gated;  // nullptr: out
   int num_rows, num_columns;
   int rows_per_task, num_row_tasks;
   MatrixCut cuts[kMaxMatrices];
@@ -52,11 +54,12 @@ void multiply_some(void* context, int index, int) {
   task.out = job.out + cut.first_channel;
   task.out_stride = job.out_stride;
   task.is_added = job.is_added;
+  task.gated = job.gated;
   task.row_begin = index % job.num_row_tasks * job.rows_per_task;
   task.row_end = task.row_begin + job.rows_per_task < job.num_rows ? task.row_begin + job.rows_per_task : job.num_rows;
   task.panel_begin = index / job.num_row_tasks * cut.panels_per_task;
   task.panel_end = task.panel_begin + cut.panels_per_task;
-  if (task.panel_end > matrix.num_panels) task.panel_end = matrix.num_panels;
+  if (task.panel_end > cut.num_panels) task.panel_end = cut.num_panels;
   switch (matrix.kind) {
     case WeightKind::q4: job.kernels->matmul_q4(task); break;
     case WeightKind::q8: job.kernels->matmul_q8(task); break;
@@ -89,11 +92,12 @@ void run_some_matrices(Workers& workers, LinearJob& job, const Weight& weight, i
     MatrixCut& cut = job.cuts[job.num_cuts++];
     cut.matrix = &matrix;
     cut.first_channel = first_channel;
-    int panels = matrix.num_panels * job.num_row_tasks / (num_threads * kTasksPerThread);
+    cut.num_panels = job.gated == nullptr ? matrix.num_panels : matrix.num_panels / 2;
+    int panels = cut.num_panels * job.num_row_tasks / (num_threads * kTasksPerThread);
     const int min_panels = static_cast<int>(kMinTaskMicroseconds / panel_cost) + 1;
     panels = panels < min_panels ? min_panels : panels;
     cut.panels_per_task = (panels + 1) / 2 * 2;  // the widest kernels take two at a time
-    cut.num_panel_tasks = ceil_div(matrix.num_panels, cut.panels_per_task);
+    cut.num_panel_tasks = ceil_div(cut.num_panels, cut.panels_per_task);
     cut.first_task = num_tasks;
     num_tasks += cut.num_panel_tasks * job.num_row_tasks;
     first_channel += matrix.num_rows;
@@ -137,6 +141,29 @@ void quantize(Workers& workers, const Kernels& kernels, const LinearInput& input
   run_rows(workers, input.num_rows, 16384 / input.num_columns + 1, [&](int begin, int end) {
     kernels.quantize_rows(input.x, input.x_stride, begin, end, input.num_columns, input.quantized);
   });
+}
+
+bool can_gate(const Kernels& kernels, const Weight& gate_up, const Weight& next) {
+  if (!kernels.can_gate || gate_up.matrices.size() != 1 || !is_quantized(gate_up.matrices[0])) return false;
+  for (const PackedMatrix& matrix : next.matrices) {
+    if (!is_quantized(matrix)) return false;
+  }
+  return gate_up.num_rows == 2 * next.num_columns && next.num_columns % 32 == 0;
+}
+
+void multiply_gated(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& gate_up,
+                    bool is_gelu, const LinearInput& gated) {
+  const Workers::Lock lock(workers.busy);
+  const GatedResult result{gated.quantized.values, gated.num_columns, is_gelu};
+  LinearJob job{};
+  job.kernels = &kernels;
+  job.x = input.x;
+  job.x_stride = input.x_stride;
+  job.quantized = input.quantized;
+  job.gated = &result;
+  job.num_rows = input.num_rows;
+  job.num_columns = gate_up.num_columns;
+  run_some_matrices(workers, job, gate_up, 0, 1, 0);
 }
 
 void multiply(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& weight,

@@ -27,6 +27,13 @@ void quantize(Workers& workers, const Kernels& kernels, const LinearInput& input
 void multiply(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& weight,
               const float* bias, float* out, ptrdiff_t out_stride, bool is_added);
 
+// Whether `multiply_gated` may take their place: the kernels can, and both weights are quantized all through.
+bool can_gate(const Kernels& kernels, const Weight& gate_up, const Weight& next);
+
+// gated.quantized = activation(gate) * up of the input times gate_up^T; gated.x is left alone.
+void multiply_gated(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& gate_up,
+                    bool is_gelu, const LinearInput& gated);
+
 // Both: out [M, N] = x [M, K] times weight^T, plus bias [N] unless nullptr. Returns false when there is no memory.
 bool linear(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, int num_rows,
             const Weight& weight, const float* bias, float* out);

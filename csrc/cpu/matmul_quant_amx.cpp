@@ -5,6 +5,7 @@
 // are bfloat16, too; both roundings together err a fifth of what 8-bit activations do.
 //
 // TDPBF16PS treats every row alike, so a row's bits do not depend on the others. It flushes numbers below 2^-126.
+#include "activation.h"
 #include "kernels.h"
 #include "numbers.h"
 
@@ -14,9 +15,15 @@ namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
+// The compiler's own intrinsics do not tell it (g++ 12) that these read or write the memory behind the pointer: it may drop
+// or move what we store there.
+#define OCTAVO_LOAD_TILE(tile, from, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"(static_cast<ptrdiff_t>(stride)) : "memory")
+#define OCTAVO_STORE_TILE(tile, to, stride) \
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(static_cast<ptrdiff_t>(stride)) : "memory")
+
 constexpr int kTileRows = 16;
 constexpr int kTileItems = kTileRows * 32;  // of A and B: 16 times 32 bfloat16
-constexpr int kPairPanels = 2;
 constexpr int kMaxTaskRows = 256;
 constexpr int kGroupsAhead = 8;   // of codes, fetched while the processor is busy widening and could not look ahead
 constexpr int kChunkGroups = 24;  // of two panels widened: 48 KiB, to stay in the first-level cache
@@ -33,6 +40,8 @@ struct alignas(64) TileConfig {
   }
 };
 
+inline void load_config(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
+
 // Tiles 0 to 3 are C: block of rows times 2 plus panel. 4 and 5 are A, a block each; 6 and 7 are B, a panel each.
 void configure(int first_rows, int second_rows) {
   TileConfig config;
@@ -46,7 +55,7 @@ void configure(int first_rows, int second_rows) {
   }
   config.set(6, kTileRows);
   config.set(7, kTileRows);
-  _tile_loadconfig(&config);
+  load_config(config);
 }
 
 inline __m512 load_panel(const Buffer& from, bool is_half, size_t at) {
@@ -123,11 +132,16 @@ inline const bfloat* block_of(const MatmulTask& task, int row) {
          row % kTileRows * 32;
 }
 
-// sums [rows][32] to out, channels of P panels
+// The panels of a tile's sums, [rows][32]: two neighbours, one alone, or a gate's and its up's.
+struct Panels {
+  int first, second;
+};
+
+// sums to out
 template <int P>
-void finish(const MatmulTask& task, int row_begin, int row_end, int panel, const float* sums) {
+void finish(const MatmulTask& task, int row_begin, int row_end, const Panels& panels, const float* sums) {
   for (int p = 0; p < P; ++p) {
-    const int channel = (panel + p) * kPanelWidth;
+    const int channel = (p == 0 ? panels.first : panels.second) * kPanelWidth;
     const int left = task.matrix->num_rows - channel;
     const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
     const __m512 bias = task.bias == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(mask, task.bias + channel);
@@ -141,11 +155,24 @@ void finish(const MatmulTask& task, int row_begin, int row_end, int panel, const
   }
 }
 
+// Gates in the first half of sums and ups in the second: what comes out of them is the next weight's input at once, and
+// the sums never leave the first-level cache.
+void finish_gated(const GatedResult& gated, int row_begin, int row_end, const Panels& panels, const float* sums) {
+  const int channel = panels.first * kPanelWidth;
+  bfloat* const column = gated.values + static_cast<size_t>(channel / 32) * kTileItems + channel % 32;
+  const size_t block_items = static_cast<size_t>(gated.width / 32) * kTileItems;
+  for (int row = row_begin; row < row_end; ++row, sums += 32) {
+    const vfloat gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 16);
+    const __m256bh values = _mm512_cvtneps_pbh(mul(gated.is_gelu ? gelu_tanh(gate) : silu(gate), up));
+    bfloat* to = column + row / kTileRows * block_items + row % kTileRows * 32;
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<const __m256i&>(values));
+  }
+}
+
 // Rows of R blocks: each group is widened and used at once, and widening the next goes on meanwhile.
 template <bool is_q4, int R, int P>
-void few_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
+void few_rows(const MatmulTask& task, int row_begin, const Panels& panels, float* sums) {
   alignas(64) bfloat b[2][P][kTileItems];
-  alignas(64) float sums[R * kTileRows * 32];
   const PackedMatrix& matrix = *task.matrix;
   const int num_groups = matrix.num_groups();
   const size_t block_items = static_cast<size_t>(num_groups) * kTileItems;
@@ -154,37 +181,37 @@ void few_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
   if (P > 1) _tile_zero(1);
   if (R > 1) _tile_zero(2);
   if (R > 1 && P > 1) _tile_zero(3);
-  for (int p = 0; p < P; ++p) widen<is_q4>(matrix, panel + p, 0, b[0][p]);
+  const auto widen_next = [&](int group) {
+    widen<is_q4>(matrix, panels.first, group, b[group & 1][0]);
+    if (P > 1) widen<is_q4>(matrix, panels.second, group, b[group & 1][P - 1]);
+  };
+  widen_next(0);
   for (int group = 0; group < num_groups; ++group, a += kTileItems) {
-    if (group + 1 < num_groups) {
-      for (int p = 0; p < P; ++p) widen<is_q4>(matrix, panel + p, group + 1, b[(group + 1) & 1][p]);
-    }
-    _tile_loadd(4, a, 64);
-    _tile_loadd(6, b[group & 1][0], 64);
+    if (group + 1 < num_groups) widen_next(group + 1);
+    OCTAVO_LOAD_TILE(4, a, 64);
+    OCTAVO_LOAD_TILE(6, b[group & 1][0], 64);
     _tile_dpbf16ps(0, 4, 6);
     if (P > 1) {
-      _tile_loadd(7, b[group & 1][P - 1], 64);
+      OCTAVO_LOAD_TILE(7, b[group & 1][P - 1], 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     if (R > 1) {
-      _tile_loadd(5, a + block_items, 64);
+      OCTAVO_LOAD_TILE(5, a + block_items, 64);
       _tile_dpbf16ps(2, 5, 6);
       if (P > 1) _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, 128);
-  if (P > 1) _tile_stored(1, sums + 16, 128);
-  if (R > 1) _tile_stored(2, sums + kTileRows * 32, 128);
-  if (R > 1 && P > 1) _tile_stored(3, sums + kTileRows * 32 + 16, 128);
-  finish<P>(task, row_begin, row_end, panel, sums);
+  OCTAVO_STORE_TILE(0, sums, 128);
+  if (P > 1) OCTAVO_STORE_TILE(1, sums + 16, 128);
+  if (R > 1) OCTAVO_STORE_TILE(2, sums + kTileRows * 32, 128);
+  if (R > 1 && P > 1) OCTAVO_STORE_TILE(3, sums + kTileRows * 32 + 16, 128);
 }
 
 // Rows of three or four blocks, the last one perhaps short, and one panel: each group is widened and used four times at
 // once. Here the tiles of C are 0 to R - 1, 4 is A of a whole block and 5 that of the last.
 template <bool is_q4, int R>
-void some_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
+void some_rows(const MatmulTask& task, int row_begin, int panel, float* sums) {
   alignas(64) bfloat b[2][kTileItems];
-  alignas(64) float sums[R * kTileRows * 32];
   const PackedMatrix& matrix = *task.matrix;
   const int num_groups = matrix.num_groups();
   const size_t block_items = static_cast<size_t>(num_groups) * kTileItems;
@@ -196,26 +223,25 @@ void some_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
   widen<is_q4>(matrix, panel, 0, b[0]);
   for (int group = 0; group < num_groups; ++group, a += kTileItems) {
     if (group + 1 < num_groups) widen<is_q4>(matrix, panel, group + 1, b[(group + 1) & 1]);
-    _tile_loadd(6, b[group & 1], 64);
-    _tile_loadd(4, a, 64);
+    OCTAVO_LOAD_TILE(6, b[group & 1], 64);
+    OCTAVO_LOAD_TILE(4, a, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(4, a + block_items, 64);
+    OCTAVO_LOAD_TILE(4, a + block_items, 64);
     _tile_dpbf16ps(1, 4, 6);
     if (R > 3) {
-      _tile_loadd(4, a + 2 * block_items, 64);
+      OCTAVO_LOAD_TILE(4, a + 2 * block_items, 64);
       _tile_dpbf16ps(2, 4, 6);
-      _tile_loadd(5, a + 3 * block_items, 64);
+      OCTAVO_LOAD_TILE(5, a + 3 * block_items, 64);
       _tile_dpbf16ps(3, 5, 6);
     } else {
-      _tile_loadd(5, a + 2 * block_items, 64);
+      OCTAVO_LOAD_TILE(5, a + 2 * block_items, 64);
       _tile_dpbf16ps(2, 5, 6);
     }
   }
-  _tile_stored(0, sums, 128);
-  _tile_stored(1, sums + kTileRows * 32, 128);
-  _tile_stored(2, sums + 2 * kTileRows * 32, 128);
-  if (R > 3) _tile_stored(3, sums + 3 * kTileRows * 32, 128);
-  finish<1>(task, row_begin, row_end, panel, sums);
+  OCTAVO_STORE_TILE(0, sums, 128);
+  OCTAVO_STORE_TILE(1, sums + kTileRows * 32, 128);
+  OCTAVO_STORE_TILE(2, sums + 2 * kTileRows * 32, 128);
+  if (R > 3) OCTAVO_STORE_TILE(3, sums + 3 * kTileRows * 32, 128);
 }
 
 void configure_some(int num_rows) {
@@ -225,7 +251,7 @@ void configure_some(int num_rows) {
   config.set(4, kTileRows);
   config.set(5, last);
   config.set(6, kTileRows);
-  _tile_loadconfig(&config);
+  load_config(config);
 }
 
 // One or two blocks of rows from `row` on, over one chunk of groups; sums of earlier chunks are taken up.
@@ -238,35 +264,34 @@ inline void multiply_blocks(const bfloat* a, size_t block_items, const bfloat* b
     if (R > 1) _tile_zero(2);
     if (R > 1 && P > 1) _tile_zero(3);
   } else {
-    _tile_loadd(0, sums, 128);
-    if (P > 1) _tile_loadd(1, sums + 16, 128);
-    if (R > 1) _tile_loadd(2, sums + kTileRows * 32, 128);
-    if (R > 1 && P > 1) _tile_loadd(3, sums + kTileRows * 32 + 16, 128);
+    OCTAVO_LOAD_TILE(0, sums, 128);
+    if (P > 1) OCTAVO_LOAD_TILE(1, sums + 16, 128);
+    if (R > 1) OCTAVO_LOAD_TILE(2, sums + kTileRows * 32, 128);
+    if (R > 1 && P > 1) OCTAVO_LOAD_TILE(3, sums + kTileRows * 32 + 16, 128);
   }
   for (int group = 0; group < num_groups; ++group, a += kTileItems, b += kTileItems) {
-    _tile_loadd(4, a, 64);
-    _tile_loadd(6, b, 64);
+    OCTAVO_LOAD_TILE(4, a, 64);
+    OCTAVO_LOAD_TILE(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (P > 1) {
-      _tile_loadd(7, b + panel_items, 64);
+      OCTAVO_LOAD_TILE(7, b + panel_items, 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     if (R > 1) {
-      _tile_loadd(5, a + block_items, 64);
+      OCTAVO_LOAD_TILE(5, a + block_items, 64);
       _tile_dpbf16ps(2, 5, 6);
       if (P > 1) _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, 128);
-  if (P > 1) _tile_stored(1, sums + 16, 128);
-  if (R > 1) _tile_stored(2, sums + kTileRows * 32, 128);
-  if (R > 1 && P > 1) _tile_stored(3, sums + kTileRows * 32 + 16, 128);
+  OCTAVO_STORE_TILE(0, sums, 128);
+  if (P > 1) OCTAVO_STORE_TILE(1, sums + 16, 128);
+  if (R > 1) OCTAVO_STORE_TILE(2, sums + kTileRows * 32, 128);
+  if (R > 1 && P > 1) OCTAVO_STORE_TILE(3, sums + kTileRows * 32 + 16, 128);
 }
 
 template <bool is_q4, int P>
-void many_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
+void many_rows(const MatmulTask& task, int row_begin, int row_end, const Panels& panels, float* sums) {
   alignas(64) bfloat b[P * kChunkGroups * kTileItems];
-  alignas(64) float sums[kMaxTaskRows * 32];
   const PackedMatrix& matrix = *task.matrix;
   const int num_groups = matrix.num_groups();
   const size_t block_items = static_cast<size_t>(num_groups) * kTileItems;
@@ -274,7 +299,8 @@ void many_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
     const int count = num_groups - chunk < kChunkGroups ? num_groups - chunk : kChunkGroups;
     for (int p = 0; p < P; ++p) {
       for (int group = 0; group < count; ++group) {
-        widen<is_q4>(matrix, panel + p, chunk + group, b + (p * kChunkGroups + group) * kTileItems);
+        const int panel = p == 0 ? panels.first : panels.second;
+        widen<is_q4>(matrix, panel, chunk + group, b + (p * kChunkGroups + group) * kTileItems);
       }
     }
     int row = row_begin;
@@ -294,34 +320,65 @@ void many_rows(const MatmulTask& task, int row_begin, int row_end, int panel) {
       multiply_blocks<1, P>(a, block_items, b, kChunkGroups * kTileItems, count, chunk == 0, last);
     }
   }
-  finish<P>(task, row_begin, row_end, panel, sums);
+}
+
+// The sums of rows [row_begin, row_end), which begin at a block's start or are of one block, and P panels.
+template <bool is_q4, int P>
+void multiply(const MatmulTask& task, int row_begin, int row_end, const Panels& panels, float* sums) {
+  const int num_rows = row_end - row_begin;
+  if (num_rows <= kTileRows) {
+    few_rows<is_q4, 1, P>(task, row_begin, panels, sums);
+  } else if (num_rows <= 2 * kTileRows) {
+    few_rows<is_q4, 2, P>(task, row_begin, panels, sums);
+  } else if (num_rows <= 3 * kTileRows) {
+    some_rows<is_q4, 3>(task, row_begin, panels.first, sums);
+    if (P > 1) some_rows<is_q4, 3>(task, row_begin, panels.second, sums + 16);
+  } else if (num_rows <= 4 * kTileRows) {
+    some_rows<is_q4, 4>(task, row_begin, panels.first, sums);
+    if (P > 1) some_rows<is_q4, 4>(task, row_begin, panels.second, sums + 16);
+  } else {
+    many_rows<is_q4, P>(task, row_begin, row_end, panels, sums);
+  }
+}
+
+// What `multiply` needs for so many rows; many_rows does it itself, again and again.
+void configure_for(int num_rows) {
+  if (num_rows <= kTileRows) {
+    configure(num_rows, 0);
+  } else if (num_rows <= 2 * kTileRows) {
+    configure(kTileRows, num_rows - kTileRows);
+  } else if (num_rows <= 4 * kTileRows) {
+    configure_some(num_rows);
+  }
 }
 
 template <bool is_q4>
 void matmul(const MatmulTask& task) {
+  alignas(64) float sums[kMaxTaskRows * 32];
+  const GatedResult* const gated = task.gated;
   for (int row = task.row_begin, end = row; row < task.row_end; row = end) {
     // To the end of the block where only a part of it is wanted; else as many whole blocks as there are.
     const int most = row % kTileRows > 0 ? kTileRows - row % kTileRows : kMaxTaskRows;
     end = row + most < task.row_end ? row + most : task.row_end;
-    const bool is_one_block = end - row <= kTileRows, is_two = !is_one_block && end - row <= 2 * kTileRows;
-    if (is_one_block) configure(end - row, 0);
-    if (is_two) configure(kTileRows, end - row - kTileRows);
-    if (end - row > 2 * kTileRows && end - row <= 4 * kTileRows) {
-      configure_some(end - row);
+    configure_for(end - row);
+    if (gated != nullptr) {
       for (int panel = task.panel_begin; panel < task.panel_end; ++panel) {
-        end - row > 3 * kTileRows ? some_rows<is_q4, 4>(task, row, end, panel) : some_rows<is_q4, 3>(task, row, end, panel);
+        const Panels panels{panel, panel + gated->width / kPanelWidth};
+        multiply<is_q4, 2>(task, row, end, panels, sums);
+        finish_gated(*gated, row, end, panels, sums);
       }
       continue;
     }
-    for (int panel = task.panel_begin; panel < task.panel_end; panel += kPairPanels) {
-      const bool is_pair = panel + 1 < task.panel_end;
-      if (is_one_block) {
-        is_pair ? few_rows<is_q4, 1, 2>(task, row, end, panel) : few_rows<is_q4, 1, 1>(task, row, end, panel);
-      } else if (is_two) {
-        is_pair ? few_rows<is_q4, 2, 2>(task, row, end, panel) : few_rows<is_q4, 2, 1>(task, row, end, panel);
-      } else {
-        is_pair ? many_rows<is_q4, 2>(task, row, end, panel) : many_rows<is_q4, 1>(task, row, end, panel);
-      }
+    int panel = task.panel_begin;
+    for (; panel + 2 <= task.panel_end; panel += 2) {
+      const Panels panels{panel, panel + 1};
+      multiply<is_q4, 2>(task, row, end, panels, sums);
+      finish<2>(task, row, end, panels, sums);
+    }
+    if (panel < task.panel_end) {
+      const Panels panels{panel, panel};
+      multiply<is_q4, 1>(task, row, end, panels, sums);
+      finish<1>(task, row, end, panels, sums);
     }
   }
   _tile_release();
@@ -330,6 +387,7 @@ void matmul(const MatmulTask& task) {
 }  // namespace
 
 const int kMatmulRowTile = 2 * kTileRows;
+const bool kMatmulCanGate = true;
 
 // Rows as tiles of A: [blocks of 16 rows][K / 32][16][32].
 void quantize_rows(const float* x, ptrdiff_t x_stride, int row_begin, int row_end, int num_columns,

@@ -147,6 +147,7 @@ void matmul(const MatmulTask& task) {
 }  // namespace
 
 const int kMatmulRowTile = 4;
+const bool kMatmulCanGate = false;
 
 void matmul_q4(const MatmulTask& task) { matmul<true>(task); }
 void matmul_q8(const MatmulTask& task) { matmul<false>(task); }

@@ -1,5 +1,6 @@
 // RMS norm, rotary embedding and the gated activations: one pass over rows each.
 // Compiled once an instruction set.
+#include "activation.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -81,24 +82,19 @@ void silu_and_mul(const GatedTask& task, int row_begin, int row_end) {
     float* out = task.out + static_cast<ptrdiff_t>(row) * task.width;
     for (int i = 0; i < task.width; i += kLanes) {
       const vfloat g = load_up_to(gate, i, task.width);
-      const vfloat silu = div(g, add(set1(1.0f), exp(sub(zero(), g))));
-      store_up_to(out, i, task.width, mul(silu, load_up_to(up, i, task.width)));
+      store_up_to(out, i, task.width, mul(silu(g), load_up_to(up, i, task.width)));
     }
   }
 }
 
 void gelu_and_mul(const GatedTask& task, int row_begin, int row_end) {
-  // 0.5 * (1 + tanh(u)) = 1 / (1 + exp(-2u)), with u = sqrt(2 / pi) * (g + 0.044715 * g^3)
-  const vfloat minus_two_c = set1(-1.5957691216057308f), cubic = set1(0.044715f);
   for (int row = row_begin; row < row_end; ++row) {
     const float* gate = task.gate_up + row * task.row_stride;
     const float* up = gate + task.width;
     float* out = task.out + static_cast<ptrdiff_t>(row) * task.width;
     for (int i = 0; i < task.width; i += kLanes) {
       const vfloat g = load_up_to(gate, i, task.width);
-      const vfloat inner = fma(mul(mul(g, g), g), cubic, g);
-      const vfloat gelu = div(g, add(set1(1.0f), exp(mul(inner, minus_two_c))));
-      store_up_to(out, i, task.width, mul(gelu, load_up_to(up, i, task.width)));
+      store_up_to(out, i, task.width, mul(gelu_tanh(g), load_up_to(up, i, task.width)));
     }
   }
 }

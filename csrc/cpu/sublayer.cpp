@@ -179,6 +179,7 @@ bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublaye
                       int num_rows) {
   const Workers::Lock lock(workers.busy);
   const int hidden = sublayer.down->num_rows, width = sublayer.down->num_columns;
+  const bool is_fused = sublayer.gate_up_bias == nullptr && can_gate(kernels, *sublayer.gate_up, *sublayer.down);
   const auto gate = sublayer.is_gelu ? kernels.gelu_and_mul : kernels.silu_and_mul;
   for (int begin = 0; begin < num_rows; begin += kMaxMlpRows) {
     const int count = num_rows - begin < kMaxMlpRows ? num_rows - begin : kMaxMlpRows;
@@ -187,10 +188,14 @@ bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublaye
     const MlpMemory memory(sublayer, count, base);
     float* const rows = residual + static_cast<ptrdiff_t>(begin) * hidden;
     norm_into(workers, kernels, rows, sublayer.norm, sublayer.eps, memory.x, *sublayer.gate_up);
-    multiply(workers, kernels, memory.x, *sublayer.gate_up, sublayer.gate_up_bias, memory.gate_up, 2 * width, false);
-    const GatedTask gated{memory.gate_up, 2 * width, writable(memory.gated), width};
-    fill_input(workers, kernels, memory.gated, reads_codes(*sublayer.down),
-               [&](int row, int end) { gate(gated, row, end); });
+    if (is_fused) {
+      multiply_gated(workers, kernels, memory.x, *sublayer.gate_up, sublayer.is_gelu, memory.gated);
+    } else {
+      multiply(workers, kernels, memory.x, *sublayer.gate_up, sublayer.gate_up_bias, memory.gate_up, 2 * width, false);
+      const GatedTask gated{memory.gate_up, 2 * width, writable(memory.gated), width};
+      fill_input(workers, kernels, memory.gated, reads_codes(*sublayer.down),
+                 [&](int row, int end) { gate(gated, row, end); });
+    }
     add_product(workers, kernels, memory.gated, *sublayer.down, sublayer.down_bias, sublayer.output_norm, sublayer.eps,
                 memory.product, rows);
   }
