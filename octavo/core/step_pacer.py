@@ -16,7 +16,7 @@ _PROMPT_WEIGHT = 12
 _FIRST_CHUNK = 128
 # Rows of prompts are computed in tiles of so many.
 _CHUNK_STEP = 16
-# What twice and half as many sequences take, where it was not measured. Rather too much: what is not put down to decoding
+# What twice and half as many sequences take, where it was not measured. Rather too much: what is not put down to them
 # is put down to the prompt, whose chunks would then shrink to nothing for no good.
 _TWICE, _HALF = 1.7, 0.8
 # The share of a new measurement that is lower. A higher one counts at once: the further into a prompt, the dearer its
