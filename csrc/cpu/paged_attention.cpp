@@ -109,10 +109,10 @@ struct Memory {
 };
 
 // scores[r][lane] = sum over d of q[r][d] * keys[d][lane], for R query rows and B strips of 16 lanes. A sum is one chain of
-// additions: it takes about a dozen side by side to keep the arithmetic units busy. What comes next (`ahead`, or nullptr)
+// additions: it takes about a dozen side by side to keep the arithmetic units busy. What comes next (`ahead`)
 // is fetched meanwhile, a line or two with every d: blocks lie anywhere, and no hardware guesses where.
 template <class T, int R, int B>
-void score_tile(const Strip* strips, const Strip* ahead, ptrdiff_t key_stride, int head_dim, const float* query,
+void score_tile(const Strip* strips, const Strip* ahead, int num_ahead, ptrdiff_t key_stride, int head_dim, const float* query,
                 ptrdiff_t query_stride, float* scores, ptrdiff_t score_stride) {
   constexpr int V = B * kScoreVectors;
   constexpr int step = 16 * sizeof(T);  // bytes of a strip's keys at one d
@@ -121,8 +121,8 @@ void score_tile(const Strip* strips, const Strip* ahead, ptrdiff_t key_stride, i
     for (int v = 0; v < V; ++v) total[r][v] = zero();
   }
   for (int d = 0; d < head_dim; ++d) {
-    if (ahead != nullptr && d * step % 64 == 0) {
-      for (int b = 0; b < B; ++b) {
+    if (num_ahead > 0 && d * step % 64 == 0) {
+      for (int b = 0; b < num_ahead; ++b) {
         __builtin_prefetch(ahead[b].keys + d * key_stride * static_cast<ptrdiff_t>(sizeof(T)));
         __builtin_prefetch(ahead[b].values + d * step);
       }
@@ -153,35 +153,39 @@ void score_tile(const Strip* strips, const Strip* ahead, ptrdiff_t key_stride, i
 }
 
 template <class T, int R>
-void score_strips(const Strip* strips, const Strip* ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
+void score_strips(const Strip* strips, const Strip* ahead, int num_ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
                   const float* query, ptrdiff_t query_stride, float* scores, ptrdiff_t score_stride) {
   constexpr int B = R <= kMaxWideRows ? kWideStrips : kLanes == 16 ? 2 : 1;
   int at = 0;
-  for (; at + B <= num_strips; at += B) {
-    score_tile<T, R, B>(strips + at, ahead == nullptr ? nullptr : ahead + at, key_stride, head_dim, query, query_stride,
-                        scores + at * 16, score_stride);
-  }
-  for (; at < num_strips; ++at) {
-    score_tile<T, R, 1>(strips + at, ahead == nullptr ? nullptr : ahead + at, key_stride, head_dim, query, query_stride,
-                        scores + at * 16, score_stride);
-  }
+  const auto score = [&](auto tile, int count) {
+    // With the last strips all that is ahead and was not fetched yet.
+    const int num_fetched = min_int(at + count < num_strips ? count : num_ahead, num_ahead);
+    tile(strips + at, ahead, num_fetched, key_stride, head_dim, query, query_stride, scores + at * 16, score_stride);
+    ahead += num_fetched;
+    num_ahead -= num_fetched;
+    at += count;
+  };
+  while (at + B <= num_strips) score(score_tile<T, R, B>, B);
+  if (B > 3 && num_strips - at == 3) score(score_tile<T, R, (B > 3 ? 3 : 1)>, 3);
+  if (B > 2 && num_strips - at == 2) score(score_tile<T, R, (B > 2 ? 2 : 1)>, 2);
+  while (at < num_strips) score(score_tile<T, R, 1>, 1);
 }
 
-// The scores of neighbouring strips lie side by side. ahead: num_strips of them, or nullptr
+// The scores of neighbouring strips lie side by side.
 template <class T>
-void score_rows(const Strip* strips, const Strip* ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
+void score_rows(const Strip* strips, const Strip* ahead, int num_ahead, int num_strips, ptrdiff_t key_stride, int head_dim,
                 const float* query, ptrdiff_t query_stride, int num_rows, float* scores, ptrdiff_t score_stride) {
   while (num_rows > 0) {
     const int count = min_int(num_rows, kMaxRows);
     switch (count) {
-      case 1: score_strips<T, 1>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 2: score_strips<T, 2>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 3: score_strips<T, 3>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 4: score_strips<T, 4>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 5: score_strips<T, 5>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 6: score_strips<T, 6>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      case 7: score_strips<T, 7>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
-      default: score_strips<T, 8>(strips, ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 1: score_strips<T, 1>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 2: score_strips<T, 2>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 3: score_strips<T, 3>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 4: score_strips<T, 4>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 5: score_strips<T, 5>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 6: score_strips<T, 6>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      case 7: score_strips<T, 7>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
+      default: score_strips<T, 8>(strips, ahead, num_ahead, num_strips, key_stride, head_dim, query, query_stride, scores, score_stride); break;
     }
     query += count * query_stride;
     scores += count * score_stride;
@@ -387,13 +391,13 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
     const int first_block = low / cache.block_size, end_block = (high - 1) / cache.block_size + 1;
     const int num_strips = (end_block - first_block) * strips_per_block;
     locate_strips<T>(call, task, tile + first_block * cache.block_size, num_strips, memory.strips);
-    const Strip* ahead = nullptr;
+    int num_ahead = 0;
     if (!is_widened) {
       const AttentionTask* then = tile + shape.tile_positions < end ? &task : next;
       if (then != nullptr) {
         const int from = then == &task ? tile + shape.tile_positions : Range(call, *then, shape, then->split).begin;
-        locate_strips<T>(call, *then, from, num_strips, memory.ahead);
-        ahead = memory.ahead;
+        num_ahead = shape.tile_lanes / 16;
+        locate_strips<T>(call, *then, from, num_ahead, memory.ahead);
       }
     }
     if (has_scales) {
@@ -435,10 +439,10 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
       for (int strip = 0; strip < num_strips; ++strip) {
         memory.strips[strip].keys = reinterpret_cast<const char*>(memory.keys + first_block * cache.key_stride + strip * 16);
       }
-      score_rows<float>(memory.strips, nullptr, num_strips, shape.tile_lanes, cache.head_dim, memory.query,
+      score_rows<float>(memory.strips, nullptr, 0, num_strips, shape.tile_lanes, cache.head_dim, memory.query,
                         shape.query_floats, num_rows, scores, shape.tile_lanes);
     } else {
-      score_rows<T>(memory.strips, ahead, num_strips, cache.key_stride, cache.head_dim, memory.query,
+      score_rows<T>(memory.strips, memory.ahead, num_ahead, num_strips, cache.key_stride, cache.head_dim, memory.query,
                     shape.query_floats, num_rows, scores, shape.tile_lanes);
     }
     const int num_lanes = end_block * cache.key_stride;
