@@ -12,6 +12,8 @@ MIN_CHUNK = 32
 # A prompt that waits for its first token weighs as much as so many sequences that wait for their next: beyond that
 # steps get longer, or small chunks would serve the few at the cost of the many.
 _PROMPT_WEIGHT = 12
+# Nor fewer than this for each prompt of several that wait: one long prompt may take its time, a queue of them may not.
+_CHUNK_OF_MANY = 64
 # Before anything was measured.
 _FIRST_CHUNK = 128
 # Rows of prompts are computed in tiles of so many.
@@ -57,7 +59,7 @@ class StepPacer:
         decode_s = self._guess_decode_s(num_decoding)
         time_s = max(target_s - decode_s, decode_s)
         num_tokens = int(time_s / self._prompt_token_s) // _CHUNK_STEP * _CHUNK_STEP
-        return max(num_tokens, MIN_CHUNK)
+        return max(num_tokens, MIN_CHUNK if num_prompts < 2 else _CHUNK_OF_MANY * num_prompts)
 
     def _guess_decode_s(self, num_sequences: int) -> float:
         """Measured, or from the nearest size that was; 0 for no sequences, or nothing measured."""

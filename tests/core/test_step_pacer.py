@@ -89,8 +89,14 @@ def test_a_decode_time_that_was_guessed_too_low_does_not_starve_prompts() -> Non
     num_tokens = 512
     for _ in range(20):
         pacer.note_step(num_tokens, num_decode_tokens=60, time_s=0.03 + 0.0002 * num_tokens)
-        num_tokens = min(512, pacer.limit_prompt_tokens(60, 4))
+        num_tokens = min(512, pacer.limit_prompt_tokens(60, 1))
     assert num_tokens >= 64
+
+
+def test_several_prompts_get_a_chunk_each() -> None:
+    pacer = StepPacer(0.001)
+    pacer.note_step(num_prompt_tokens=100, num_decode_tokens=0, time_s=10.0)
+    assert [pacer.limit_prompt_tokens(60, count) for count in (1, 2, 5)] == [MIN_CHUNK, 128, 320]
 
 
 class TwoTokens(StepPacer):
