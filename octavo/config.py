@@ -73,12 +73,18 @@ def _default_names(args: EngineArgs, facts: ModelFacts) -> tuple[str, ...]:
 
 
 def resolve_config(
-    args: EngineArgs, facts: ModelFacts, machine: Machine, weights_bytes: int, max_positions: int | None = None
+    args: EngineArgs,
+    facts: ModelFacts,
+    machine: Machine,
+    weights_bytes: int,
+    max_positions: int | None = None,
+    kv_cache_dtype: str = "float16",
 ) -> EngineConfig:
     """Decide everything. Raises ConfigError.
 
-    weights_bytes: what the weights take in memory
-    max_positions: what is not typed is not fitted to more than this: the loaded model's rotary tables end here
+    weights_bytes:  what the weights take in memory
+    max_positions:  what is not typed is not fitted to more than this: the loaded model's rotary tables end here
+    kv_cache_dtype: where none is typed; "float16" or "bfloat16", which the backend knows (`Ops.choose_kv_cache_dtype`)
     """
     check_args(args)
     if args.max_model_len is not None and args.max_model_len > facts.window:
@@ -88,7 +94,7 @@ def resolve_config(
             f"{facts.name} was made for sequences of at most {facts.window} tokens; use at most {facts.window}",
         )
     block_size = _or(args.block_size, DEFAULT_BLOCK_SIZE)
-    kv_cache_dtype = _resolve_kv_cache_dtype(args)
+    kv_cache_dtype = _resolve_kv_cache_dtype(args, kv_cache_dtype)
     block_bytes = facts.count_slot_bytes(kv_cache_dtype) * block_size
     fit = MemoryFit(
         args=args,
@@ -168,10 +174,10 @@ def resolve_quantization(args: EngineArgs, facts: ModelFacts) -> str:
     return "checkpoint"
 
 
-def _resolve_kv_cache_dtype(args: EngineArgs) -> str:
+def _resolve_kv_cache_dtype(args: EngineArgs, default: str) -> str:
     if args.kv_cache_dtype not in (None, "auto"):
         return args.kv_cache_dtype
-    return "float32" if args.dtype == "float32" else "float16"
+    return "float32" if args.dtype == "float32" else default
 
 
 def _explain_length(args: EngineArgs, plan: MemoryPlan, window: int) -> str:

@@ -15,7 +15,7 @@ from octavo.foreign_options import describe_unknown_argument
 MIN_MAX_MODEL_LEN = 16
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf", "gptq", "awq", "compressed-tensors")
-KV_CACHE_DTYPES = ("auto", "float16", "float32", "int8")
+KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "int8")
 DEVICES = ("auto", "cpu", "reference")
 POLICIES = ("fcfs", "priority")
 
@@ -32,7 +32,8 @@ class EngineArgs:
                             (an eighth of RAM, one full-length sequence, if more) for the cache; more than half when
                             the weights and one sequence need it
     kv_cache_memory_bytes:  exactly this much for the cache, whatever the share
-    kv_cache_dtype:         auto, float16, float32, int8; auto is float16, and float32 with dtype float32
+    kv_cache_dtype:         auto, float16, bfloat16, float32, int8; auto is float16 (bfloat16 where AMX multiplies), and
+                            float32 with dtype float32
     block_size:             tokens in a block of the cache: a multiple of 16 up to 256
     max_num_batched_tokens: tokens computed in one step; less is a steadier stream, more is a faster prefill
     max_num_seqs:           sequences that run at once; the others wait
@@ -171,8 +172,6 @@ def _check_kv_cache_dtype(value: object) -> None:
     rule = f"it must be one of {', '.join(KV_CACHE_DTYPES)}"
     if isinstance(value, str) and value.startswith(("fp8", "int4", "nvfp4")):
         refuse("--kv-cache-dtype", value, f"{rule}; int8 takes as little memory")
-    if value == "bfloat16":
-        refuse("--kv-cache-dtype", value, f"{rule}; float16 takes as little memory, and loses less")
     _check_choice("--kv-cache-dtype", value, KV_CACHE_DTYPES)
 
 

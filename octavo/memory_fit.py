@@ -29,7 +29,7 @@ DEFAULT_MAX_NUM_SEQS = 64
 # A step's tokens are the longest pause between two tokens of a running sequence. 512 rows are enough to keep the
 # arithmetic units busy, and a prefill chunk of them takes a small model well under a second.
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
-_KV_ITEM_BYTES = {"float32": 4, "float16": 2, "int8": 1}
+_KV_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 _KV_SCALE_BYTES = 4  # a float32
 # An allowance for interpreter, libraries and bookkeeping; 45 MiB of it are in use when all is imported.
 _PROCESS_BYTES = 128 * 2**20
@@ -60,7 +60,7 @@ class ModelFacts:
     is_reordered: bool = False
 
     def count_slot_bytes(self, kv_cache_dtype: str) -> int:
-        """Of one token in one block. kv_cache_dtype: float32, float16 or int8."""
+        """Of one token in one block. kv_cache_dtype: float32, float16, bfloat16 or int8."""
         scale_bytes = _KV_SCALE_BYTES * self.kv_vectors_per_slot if kv_cache_dtype == "int8" else 0
         return self.kv_elements_per_slot * _KV_ITEM_BYTES[kv_cache_dtype] + scale_bytes
 

@@ -2,7 +2,7 @@
 
 Twelve prompts on the real SmolLM2, greedy and seeded, with log-probabilities, must give the same bits: alone, together,
 in small chunks, with the prefix cache off, cold and warm, and in a pool so small that sequences are preempted. Once
-with the cache in float16 and once in 8-bit codes.
+with the cache in 16-bit floats and once in 8-bit codes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def prompts(golden_smollm2: Any) -> list[list[int]]:
     return prompts_of(golden_smollm2)
 
 
-@pytest.fixture(scope="module", params=["float16", "int8"])
+@pytest.fixture(scope="module", params=["auto", "int8"])
 def start(request: pytest.FixtureRequest, smollm2_gguf: Any) -> Callable[..., LLM]:
     """start(**options) -> an engine of the model, its cache in the format of this run."""
     defaults = {"model": str(smollm2_gguf), "max_model_len": MAX_MODEL_LEN, "kv_cache_dtype": request.param}

@@ -53,13 +53,14 @@ void plan_sequence(AttentionJob& job, const AttentionSizes& sizes, int sequence,
         call.window > 0 && first_row_position - call.window + 1 > 0 ? first_row_position - call.window + 1 : 0;
     const int first_split = first_seen / sizes.positions_per_split;
     const int num_splits = (first_position + end - 1) / sizes.positions_per_split + 1 - first_split;
-    const bool is_shared = share_claims && end - begin <= kMaxRowsOfSharedClaim;
+    const bool is_shared = share_claims && !cut_context && end - begin <= kMaxRowsOfSharedClaim;
     const auto add = [&](const AttentionTask& task) {
       if (!is_shared || task.kv_head == 0) job.claims.push_back(static_cast<int>(job.tasks.size()));
       job.tasks.push_back(task);
     };
-    for (int kv_head = 0; kv_head < cache.num_kv_heads; ++kv_head) {
-      AttentionTask task{sequence, kv_head, begin, end, -1, 0, num_splits};
+    const int step = is_shared && end - begin <= sizes.rows_of_all_heads ? cache.num_kv_heads : 1;
+    for (int kv_head = 0; kv_head < cache.num_kv_heads; kv_head += step) {
+      AttentionTask task{sequence, kv_head, begin, end, -1, 0, num_splits, step};
       if (!cut_context || num_splits == 1) {
         add(task);
         continue;

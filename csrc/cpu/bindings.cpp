@@ -487,11 +487,15 @@ std::unique_ptr<KvCache> make_cache(int num_blocks, int block_size, int num_kv_h
     refuse("a cache of %d blocks of %d tokens with %d heads of %d dimensions cannot be", num_blocks, block_size,
            num_kv_heads, head_dim);
   }
-  if (dtype != "float32" && dtype != "float16" && dtype != "int8") refuse("a cache cannot be of %s", dtype.c_str());
+  const bool is_known = dtype == "float32" || dtype == "float16" || dtype == "bfloat16" || dtype == "int8";
+  if (!is_known) refuse("a cache cannot be of %s", dtype.c_str());
   if (dtype == "int8" && head_dim > KvCache::kMaxCodedHeadDim) {
     refuse("a cache of int8 has heads of at most %d dimensions, not %d", KvCache::kMaxCodedHeadDim, head_dim);
   }
-  const KvType type = dtype == "float32" ? KvType::float32 : dtype == "float16" ? KvType::float16 : KvType::int8;
+  const KvType type = dtype == "float32"    ? KvType::float32
+                      : dtype == "float16"  ? KvType::float16
+                      : dtype == "bfloat16" ? KvType::bfloat16
+                                            : KvType::int8;
   auto cache = std::make_unique<KvCache>(num_blocks, block_size, num_kv_heads, head_dim, type);
   require_memory(cache->is_allocated());
   return cache;

@@ -99,7 +99,8 @@ struct AttentionCall {
   float* partials;  // of the tasks that compute one split each
 };
 
-// Rows [row_begin, row_end) of one sequence and the query heads of one key head. With split >= 0 only that part of the
+// Rows [row_begin, row_end) of one sequence and the query heads of one key head, or of all of them where
+// AttentionSizes::rows_of_all_heads lets it. With split >= 0 only that part of the
 // context, its result left in partials; else the whole context, its result written to out.
 struct AttentionTask {
   int sequence, kv_head;
@@ -107,6 +108,7 @@ struct AttentionTask {
   int split;
   size_t partial;  // where in partials: of this split, or for `merge` of split 0, the others following
   int num_splits;
+  int num_kv_heads;  // from kv_head on: 1 or all
 };
 
 // The context is cut into splits at absolute positions, always, and their results are merged in order: whether they
@@ -116,6 +118,7 @@ struct AttentionSizes {
   size_t partial_floats;  // of one query row and head
   size_t scratch_bytes;   // a worker's
   int rows_per_task;
+  int rows_of_all_heads;  // a task may take all key heads of so few rows; 0: never
 };
 
 struct SampleCall {

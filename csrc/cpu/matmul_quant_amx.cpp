@@ -6,6 +6,7 @@
 //
 // TDPBF16PS treats every row alike, so a row's bits do not depend on the others. It flushes numbers below 2^-126.
 #include "activation.h"
+#include "amx_tiles.h"
 #include "kernels.h"
 #include "numbers.h"
 
@@ -15,32 +16,10 @@ namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
-// The compiler's own intrinsics do not tell it (g++ 12) that these read or write the memory behind the pointer: it may drop
-// or move what we store there.
-#define OCTAVO_LOAD_TILE(tile, from, stride) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"(static_cast<ptrdiff_t>(stride)) : "memory")
-#define OCTAVO_STORE_TILE(tile, to, stride) \
-  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"(static_cast<ptrdiff_t>(stride)) : "memory")
-
-constexpr int kTileRows = 16;
 constexpr int kTileItems = kTileRows * 32;  // of A and B: 16 times 32 bfloat16
 constexpr int kMaxTaskRows = 256;
 constexpr int kGroupsAhead = 8;   // of codes, fetched while the processor is busy widening and could not look ahead
 constexpr int kChunkGroups = 24;  // of two panels widened: 48 KiB, to stay in the first-level cache
-
-// What is configured: rows of C and A, in the first and second block of rows.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  void set(int tile, int num_rows) {
-    row_bytes[tile] = 64;
-    rows[tile] = static_cast<uint8_t>(num_rows);
-  }
-};
-
-inline void load_config(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
 
 // Tiles 0 to 3 are C: block of rows times 2 plus panel. 4 and 5 are A, a block each; 6 and 7 are B, a panel each.
 void configure(int first_rows, int second_rows) {

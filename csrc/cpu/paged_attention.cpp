@@ -6,107 +6,33 @@
 // on its own position only. What a row must not see is -inf in the scores and 0 in the weights, which changes no bit of
 // its sums; so the rows of a task may share a tile although each sees another part of it.
 //
+// Where the cache is bfloat16 and the processor has AMX, attention_tiles.h does it; a row's bits are then the same in a task of
+// any size, too. Elsewhere bfloat16 is widened.
+//
 //   splits   |------- split 0 -------|------- split 1 -------|---      computed apart, merged in order
 //   tiles    |-----|-----|-----|-----|-----|-----|-----|-----|---
 //   lanes     one a position, `key_stride` a block: a block of 4 positions leaves 12 of its 16 lanes empty
 //
 // Codes of 8 bits are widened to floats and summed like floats. A position's scales come in once a score and once a weight:
 // score = key scale * sum of query * code; and a weight times the value scale is what multiplies the value's codes.
+#include "attention_task.h"
 #include "hadamard.h"
 #include "kernels.h"
 #include "simd.h"
+#ifdef __AMX_BF16__
+#include "attention_tiles.h"
+#endif
 
 namespace octavo {
 namespace OCTAVO_ISA {
 namespace {
 
-constexpr int kTileLanes = 64;
-constexpr int kSplitPositions = 512;
-constexpr int kQueryRowsPerTask = 64;
 constexpr int kMaxRows = kLanes == 16 ? 8 : 6;       // query rows of a register tile of scores
 constexpr int kScoreVectors = 16 / kLanes;           // and its vectors of positions
 constexpr int kWideStrips = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;  // strips scored at once
 constexpr int kMaxWideRows = kLanes == 16 ? 4 : 3;                   // by at most so many rows
 constexpr int kMaxValueRows = kLanes == 8 ? 3 : 6;   // of a register tile of weighted values
 constexpr int kValueVectors = 4;
-constexpr float kMinusInfinity = -__builtin_inff();
-
-inline float exp_one(float x) {
-  float lanes[kLanes];
-  store(lanes, exp(set1(x)));
-  return lanes[0];
-}
-
-struct Shape {
-  int blocks_per_tile, tile_lanes, tile_positions, split_positions;
-  int group;          // query heads per key head
-  int rows_per_task;  // rows, of `group` query rows each
-  int max_query_rows;
-  int state_floats;   // of one query row: head_dim rounded up, then the largest score and the sum of weights
-  int query_floats;
-
-  explicit Shape(const AttentionCall& call) {
-    const KvCache& cache = *call.cache;
-    blocks_per_tile = max_int(1, kTileLanes / cache.key_stride);
-    tile_lanes = blocks_per_tile * cache.key_stride;
-    tile_positions = blocks_per_tile * cache.block_size;
-    split_positions = max_int(1, kSplitPositions / tile_positions) * tile_positions;
-    group = call.num_heads / cache.num_kv_heads;
-    rows_per_task = max_int(1, kQueryRowsPerTask / group);
-    max_query_rows = rows_per_task * group;
-    state_floats = cache.value_stride + 16;
-    query_floats = cache.value_stride;
-  }
-};
-
-// 16 lanes of a block: its keys and, since as many bytes of values follow from there, its values; and the scales of both.
-struct Strip {
-  const char* keys;
-  const char* values;
-  const float* key_scales;  // where items are codes
-  const float* value_scales;
-};
-
-// One worker's memory, cut into arrays that start at multiples of 64 bytes.
-struct Memory {
-  float* query;      // [max_query_rows][query_floats], scaled
-  float* part;       // [max_query_rows][state_floats]: the split in work
-  float* whole;      // the splits so far
-  float* scores;     // [max_query_rows][tile_lanes]
-  float* positions;  // [tile_lanes], each lane's position in the tile; huge for an empty lane
-  float* key_scales;    // [tile_lanes], where items are codes
-  float* value_scales;  // likewise
-  float* keys;       // [head_dim][tile_lanes], widened
-  float* values;     // [tile_lanes][value_stride], widened
-  Strip* strips;            // [tile_lanes / 16]
-  Strip* ahead;             // likewise, of what comes next
-  const void** value_rows;  // [tile_positions]
-  int* lanes;               // [tile_positions]
-  size_t size;
-
-  Memory(const AttentionCall& call, const Shape& shape, void* base) {
-    size = 0;
-    const auto take = [&](size_t bytes) {
-      char* at = static_cast<char*>(base) + size;
-      size += (bytes + 63) / 64 * 64;
-      return at;
-    };
-    const size_t rows = shape.max_query_rows, tile = shape.tile_lanes;
-    query = reinterpret_cast<float*>(take(rows * shape.query_floats * 4));
-    part = reinterpret_cast<float*>(take(rows * shape.state_floats * 4));
-    whole = reinterpret_cast<float*>(take(rows * shape.state_floats * 4));
-    scores = reinterpret_cast<float*>(take(rows * tile * 4));
-    positions = reinterpret_cast<float*>(take(tile * 4));
-    key_scales = reinterpret_cast<float*>(take(tile * 4));
-    value_scales = reinterpret_cast<float*>(take(tile * 4));
-    keys = reinterpret_cast<float*>(take(tile * call.cache->head_dim * 4));
-    values = reinterpret_cast<float*>(take(tile * call.cache->value_stride * 4));
-    strips = reinterpret_cast<Strip*>(take(tile / 16 * sizeof(Strip)));
-    ahead = reinterpret_cast<Strip*>(take(tile / 16 * sizeof(Strip)));
-    value_rows = reinterpret_cast<const void**>(take(tile * sizeof(void*)));
-    lanes = reinterpret_cast<int*>(take(tile * sizeof(int)));
-  }
-};
 
 // scores[r][lane] = sum over d of q[r][d] * keys[d][lane], for R query rows and B strips of 16 lanes. A sum is one chain of
 // additions: it takes about a dozen side by side to keep the arithmetic units busy. What comes next (`ahead`)
@@ -298,82 +224,37 @@ void soften_row(float* scores, const Memory& memory, int num_lanes, int first, i
   total += sum_lanes(sum);
 }
 
-void clear_state(float* state, int value_stride) {
-  for (int d = 0; d < value_stride; d += kLanes) store(state + d, zero());
-  state[value_stride] = kMinusInfinity;
-  state[value_stride + 1] = 0.0f;
-}
-
-// whole = the softmax over what both have seen. A NaN in `part` is kept.
-void merge_state(float* whole, const float* part, int value_stride) {
-  if (part[value_stride] == kMinusInfinity && part[value_stride + 1] == 0.0f) return;
-  if (whole[value_stride] == kMinusInfinity && whole[value_stride + 1] == 0.0f) {
-    for (int i = 0; i < value_stride + 2; ++i) whole[i] = part[i];
-    return;
-  }
-  const float largest = whole[value_stride] > part[value_stride] ? whole[value_stride] : part[value_stride];
-  const float base = largest == kMinusInfinity ? 0.0f : largest;
-  const float whole_factor = exp_one(whole[value_stride] - base), part_factor = exp_one(part[value_stride] - base);
-  const vfloat a = set1(whole_factor), b = set1(part_factor);
-  for (int d = 0; d < value_stride; d += kLanes) {
-    store(whole + d, fma(load(part + d), b, mul(load(whole + d), a)));
-  }
-  whole[value_stride] = largest;
-  whole[value_stride + 1] = whole[value_stride + 1] * whole_factor + part[value_stride + 1] * part_factor;
-}
-
-void write_output(const float* state, int value_stride, int head_dim, float* out) {
-  const float inverse = 1.0f / state[value_stride + 1];  // of 0 when all scores were NaN: 0 * inf is a NaN again
-  for (int d = 0; d < head_dim; ++d) out[d] = state[d] * inverse;
-}
-
-// The positions that a task sees of one split.
-struct Range {
-  int first_position;  // of the task's first row
-  int first_seen;      // of what that row sees
-  int begin, end;      // in the split; begin is that of a tile
-
-  Range(const AttentionCall& call, const AttentionTask& task, const Shape& shape, int split) {
-    const int num_seq_rows = call.query_start[task.sequence + 1] - call.query_start[task.sequence];
-    first_position = call.context_lens[task.sequence] - num_seq_rows + task.row_begin;
-    first_seen = call.window > 0 ? max_int(0, first_position - call.window + 1) : 0;
-    const int split_begin = max_int(split, first_seen / shape.split_positions) * shape.split_positions;
-    begin = max_int(first_seen / shape.tile_positions * shape.tile_positions, split_begin);
-    end = min_int(first_position + (task.row_end - task.row_begin), split_begin + shape.split_positions);
-  }
-};
-
-// Where the strips from a block's first position on lie; beyond the end of what the task may see, the last one's place.
+// kLanes positions of a block's keys from `offset` on, as floats: wide[d * stride + lane]
 template <class T>
-void locate_strips(const AttentionCall& call, const AttentionTask& task, int position, int num_strips, Strip* strips) {
-  const KvCache& cache = *call.cache;
-  const int32_t* table = call.block_tables + static_cast<ptrdiff_t>(task.sequence) * call.max_blocks;
-  const int last_block = (call.context_lens[task.sequence] - 1) / cache.block_size;
-  const size_t key_bytes = cache.key_head_bytes(), value_bytes = cache.value_head_bytes();
-  for (int strip = 0, offset = 0; strip < num_strips; ++strip) {
-    const int block = min_int(position / cache.block_size, last_block);
-    const size_t block_head = static_cast<size_t>(table[block]) * cache.num_kv_heads + task.kv_head;
-    strips[strip].keys = cache.keys + block_head * key_bytes + offset * sizeof(T);
-    strips[strip].values = cache.values + block_head * value_bytes;
-    if (cache.has_scales()) {
-      strips[strip].key_scales =
-          reinterpret_cast<const float*>(cache.keys + block_head * key_bytes + cache.key_items_bytes()) + offset;
-      strips[strip].value_scales =
-          reinterpret_cast<const float*>(strips[strip].values + cache.value_items_bytes()) + offset;
-    }
-    offset += 16;
-    if (offset == cache.key_stride) {
-      offset = 0;
-      position += cache.block_size;
-    }
+inline void widen_keys(const T* keys, int offset, const KvCache& cache, float* wide, int stride) {
+  for (int d = 0; d < cache.head_dim; ++d) {
+    store(wide + static_cast<ptrdiff_t>(d) * stride, load(keys + static_cast<ptrdiff_t>(d) * cache.key_stride + offset));
   }
+}
+inline void widen_keys(const bfloat* keys, int offset, const KvCache& cache, float* wide, int stride) {
+  for (int d = 0; d < cache.head_dim; ++d) {
+    const bfloat* from = keys + (static_cast<ptrdiff_t>(d / 2) * cache.key_stride + offset) * 2 + d % 2;
+    for (int i = 0; i < kLanes; ++i) wide[static_cast<ptrdiff_t>(d) * stride + i] = to_float(from[i * 2]);
+  }
+}
+
+// The value of position i of a block, as floats.
+template <class T>
+inline void widen_value(const T* values, int i, const KvCache& cache, float* wide) {
+  const T* value = values + static_cast<ptrdiff_t>(i) * cache.value_stride;
+  for (int d = 0; d < cache.value_stride; d += kLanes) store(wide + d, load(value + d));
+}
+inline void widen_value(const bfloat* values, int i, const KvCache& cache, float* wide) {
+  const bfloat* value = values + static_cast<ptrdiff_t>(i / 2) * cache.value_stride * 2 + i % 2;
+  for (int d = 0; d < cache.head_dim; ++d) wide[d] = to_float(value[d * 2]);
+  for (int d = cache.head_dim; d < cache.value_stride; ++d) wide[d] = 0.0f;
 }
 
 // The query rows of one task over one split of the context; state: [query rows][state_floats], cleared here.
 // next: the task whose first tile is fetched ahead at the end, or nullptr
 template <class T>
-void attend_split(const AttentionCall& call, const AttentionTask& task, const Shape& shape, const Memory& memory,
-                  int split, const AttentionTask* next, float* state) {
+void attend_split_of(const AttentionCall& call, const AttentionTask& task, const Shape& shape, const Memory& memory,
+                     int split, const AttentionTask* next, float* state) {
   const KvCache& cache = *call.cache;
   const int num_rows = (task.row_end - task.row_begin) * shape.group;
   for (int r = 0; r < num_rows; ++r) clear_state(state + r * shape.state_floats, cache.value_stride);
@@ -383,7 +264,8 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
   const int strips_per_block = cache.key_stride / 16;
   constexpr bool has_scales = sizeof(T) == 1;
 
-  const bool is_widened = num_rows > kMaxRows;  // many rows read a tile many times: widen it once
+  // Many rows read a tile many times: widen it once. Nothing else reads pairs.
+  const bool is_widened = num_rows > kMaxRows || cache.has_pairs();
 
   for (int tile = range.begin; tile < end; tile += shape.tile_positions) {
     const int low = max_int(first_seen - tile, 0);                     // positions [low, high) of the tile are
@@ -413,24 +295,20 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
       const int lane = block * cache.key_stride;
       if (is_widened) {
         for (int offset = 0; offset < cache.key_stride; offset += kLanes) {
-          const T* keys = reinterpret_cast<const T*>(strips->keys) + offset;
-          float* wide = memory.keys + lane + offset;
-          for (int d = 0; d < cache.head_dim; ++d) {
-            store(wide + static_cast<ptrdiff_t>(d) * shape.tile_lanes, load(keys + static_cast<ptrdiff_t>(d) * cache.key_stride));
-          }
+          widen_keys(reinterpret_cast<const T*>(strips->keys), offset, cache, memory.keys + lane + offset, shape.tile_lanes);
         }
       }
       const int begin_in_block = max_int(low - block * cache.block_size, 0);
       const int end_in_block = min_int(high - block * cache.block_size, cache.block_size);
       for (int i = begin_in_block; i < end_in_block; ++i) {
         const int at = block * cache.block_size + i - low;
-        const T* value = reinterpret_cast<const T*>(strips->values) + static_cast<ptrdiff_t>(i) * cache.value_stride;
         memory.lanes[at] = lane + i;
-        memory.value_rows[at] = value;
         if (is_widened) {
           float* wide = memory.values + static_cast<ptrdiff_t>(at) * cache.value_stride;
-          for (int d = 0; d < cache.value_stride; d += kLanes) store(wide + d, load(value + d));
+          widen_value(reinterpret_cast<const T*>(strips->values), i, cache, wide);
           memory.value_rows[at] = wide;
+        } else {
+          memory.value_rows[at] = reinterpret_cast<const T*>(strips->values) + static_cast<ptrdiff_t>(i) * cache.value_stride;
         }
       }
     }
@@ -463,22 +341,35 @@ void attend_split(const AttentionCall& call, const AttentionTask& task, const Sh
   }
 }
 
+
+template <class T>
+inline void attend_split(const AttentionCall& call, const AttentionTask& task, const Shape& shape, const Memory& memory,
+                         int split, const AttentionTask* next, float* state) {
+#ifdef __AMX_BF16__
+  if (shape.is_tiled) return attend_split_tiled(call, task, shape, memory, split, next, state);
+#endif
+  attend_split_of<T>(call, task, shape, memory, split, next, state);
+}
+
 void load_queries(const AttentionCall& call, const AttentionTask& task, const Shape& shape, float* out) {
   const int head_dim = call.cache->head_dim, hadamard_size = call.cache->hadamard_size();
   const float scale = call.scale / static_cast<float>(hadamard_size);
-  for (int row = task.row_begin; row < task.row_end; ++row) {
-    const float* query = call.query + (call.query_start[task.sequence] + row) * call.query_stride +
-                         static_cast<ptrdiff_t>(task.kv_head) * shape.group * head_dim;
-    for (int head = 0; head < shape.group; ++head, out += shape.query_floats, query += head_dim) {
-      for (int d = 0; d < head_dim; ++d) out[d] = query[d] * scale;
-      if (hadamard_size > 1) transform_hadamard(out, head_dim, hadamard_size);
+  for (int kv_head = task.kv_head; kv_head < task.kv_head + task.num_kv_heads; ++kv_head) {
+    for (int row = task.row_begin; row < task.row_end; ++row) {
+      const float* query = call.query + (call.query_start[task.sequence] + row) * call.query_stride +
+                           static_cast<ptrdiff_t>(kv_head) * shape.group * head_dim;
+      for (int head = 0; head < shape.group; ++head, out += shape.query_floats, query += head_dim) {
+        for (int d = 0; d < head_dim; ++d) out[d] = query[d] * scale;
+        if (hadamard_size > 1) transform_hadamard(out, head_dim, hadamard_size);
+      }
     }
   }
 }
 
 float* output_of(const AttentionCall& call, const AttentionTask& task, const Shape& shape, int query_row) {
-  const ptrdiff_t row = call.query_start[task.sequence] + task.row_begin + query_row / shape.group;
-  const ptrdiff_t head = static_cast<ptrdiff_t>(task.kv_head) * shape.group + query_row % shape.group;
+  const int rows_of_head = (task.row_end - task.row_begin) * shape.group;
+  const ptrdiff_t row = call.query_start[task.sequence] + task.row_begin + query_row % rows_of_head / shape.group;
+  const ptrdiff_t head = static_cast<ptrdiff_t>(task.kv_head + query_row / rows_of_head) * shape.group + query_row % shape.group;
   return call.out + (row * call.num_heads + head) * call.cache->head_dim;
 }
 
@@ -493,11 +384,20 @@ void attend_task(const AttentionCall& call, const AttentionTask& task, const Att
         in_block < cache.block_size ? static_cast<float>(lane / cache.key_stride * cache.block_size + in_block) : 1e9f;
   }
   load_queries(call, task, shape, memory.query);
+#ifdef __AMX_BF16__
+  const TileUse tiles(shape.is_tiled ? (task.row_end - task.row_begin) * shape.group : 0);
+  if (shape.is_tiled) round_queries(task, shape, memory, cache.head_dim);
+#endif
   if (task.split >= 0) {
-    attend_split<T>(call, task, shape, memory, task.split, next, call.partials + task.partial);
+    float* const partial = call.partials + task.partial;
+    // Tiles of more than 16 query rows write whole multiples of 16.
+    const int num_query_rows = (task.row_end - task.row_begin) * shape.group;
+    const bool is_direct = !shape.is_tiled || num_query_rows <= 16;
+    attend_split<T>(call, task, shape, memory, task.split, next, is_direct ? partial : memory.part);
+    if (!is_direct) __builtin_memcpy(partial, memory.part, sizeof(float) * num_query_rows * shape.state_floats);
     return;
   }
-  const int num_rows = (task.row_end - task.row_begin) * shape.group;
+  const int num_rows = (task.row_end - task.row_begin) * shape.group * task.num_kv_heads;
   const int num_seq_rows = call.query_start[task.sequence + 1] - call.query_start[task.sequence];
   const int first_position = call.context_lens[task.sequence] - num_seq_rows + task.row_begin;
   const int end_position = first_position + (task.row_end - task.row_begin);
@@ -530,13 +430,14 @@ void attend_task(const AttentionCall& call, const AttentionTask& task, const Att
 AttentionSizes attention_sizes(const AttentionCall& call) {
   const Shape shape(call);
   const Memory memory(call, shape, nullptr);
-  return {shape.split_positions, static_cast<size_t>(shape.state_floats), memory.size, shape.rows_per_task};
+  return {shape.split_positions, static_cast<size_t>(shape.state_floats), memory.size, shape.rows_per_task, shape.is_tiled ? min_int(16, shape.max_query_rows / call.cache->num_kv_heads) / shape.group : 0};
 }
 
 void attend(const AttentionCall& call, const AttentionTask& task, const AttentionTask* next, void* scratch) {
   switch (call.cache->type) {
     case KvType::float32: attend_task<float>(call, task, next, scratch); break;
     case KvType::float16: attend_task<half>(call, task, next, scratch); break;
+    case KvType::bfloat16: attend_task<bfloat>(call, task, next, scratch); break;
     case KvType::int8: attend_task<int8_t>(call, task, next, scratch); break;
   }
 }

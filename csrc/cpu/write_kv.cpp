@@ -37,6 +37,44 @@ void write_value(const float* value, int head_dim, T* row) {
   for (; d < head_dim; ++d) row[d] = narrow<T>(value[d]);
 }
 
+// 16 numbers rounded to bfloat16, to nearest, ties to even; at 16 places side by side.
+inline void round_16(const float* x, bfloat* out) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_loadu_si512(x);
+  const __m512i high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 nan = is_nan(_mm512_castsi512_ps(bits));
+  const __m512i result = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(result));
+#else
+  for (int i = 0; i < 16; ++i) out[i] = to_bfloat(x[i]);
+#endif
+}
+
+// In pairs: a position's key goes to each pair of dims, and its value is a half of each pair of positions.
+void write_pairs(const float* key, const float* value, const KvCache& cache, int offset, bfloat* keys, bfloat* values) {
+  struct Pair {
+    bfloat low, high;
+  };
+  const int head_dim = cache.head_dim;
+  Pair* column = reinterpret_cast<Pair*>(keys) + offset;
+  bfloat* row = values + static_cast<ptrdiff_t>(offset / 2) * cache.value_stride * 2 + offset % 2;
+  int d = 0;
+  for (; d + 16 <= head_dim; d += 16) {
+    bfloat short_key[16], short_value[16];
+    round_16(key + d, short_key);
+    round_16(value + d, short_value);
+    for (int i = 0; i < 16; i += 2, column += cache.key_stride) *column = {short_key[i], short_key[i + 1]};
+    for (int i = 0; i < 16; ++i) row[(d + i) * 2] = short_value[i];
+  }
+  for (; d < head_dim; ++d) {
+    (d % 2 == 0 ? column->low : column->high) = to_bfloat(key[d]);
+    if (d % 2 == 1) column += cache.key_stride;
+    row[d * 2] = to_bfloat(value[d]);
+  }
+}
+
 // The factor that brings a vector to codes, and its scale. Exactly these roundings, no others: the reference does the
 // same, and all instruction sets find the same codes.
 struct Scaling {
@@ -103,6 +141,11 @@ void write_position(const float* key, const float* value, const KvCache& cache, 
   write_value(value, cache.head_dim, reinterpret_cast<T*>(values) + static_cast<ptrdiff_t>(offset) * cache.value_stride);
 }
 template <>
+void write_position<bfloat>(const float* key, const float* value, const KvCache& cache, int offset, char* keys,
+                            char* values) {
+  write_pairs(key, value, cache, offset, reinterpret_cast<bfloat*>(keys), reinterpret_cast<bfloat*>(values));
+}
+template <>
 void write_position<int8_t>(const float* key, const float* value, const KvCache& cache, int offset, char* keys,
                             char* values) {
   write_key(key, cache.head_dim, cache.hadamard_size(), cache.key_stride, reinterpret_cast<int8_t*>(keys) + offset,
@@ -135,6 +178,7 @@ void write_kv(const WriteKvTask& task, int row_begin, int row_end) {
   switch (task.cache->type) {
     case KvType::float32: write_rows<float>(task, row_begin, row_end); break;
     case KvType::float16: write_rows<half>(task, row_begin, row_end); break;
+    case KvType::bfloat16: write_rows<bfloat>(task, row_begin, row_end); break;
     case KvType::int8: write_rows<int8_t>(task, row_begin, row_end); break;
   }
 }

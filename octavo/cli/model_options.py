@@ -89,8 +89,8 @@ KVCacheDtypeOption = Annotated[
     typer.Option(
         "--kv-cache-dtype",
         metavar="DTYPE",
-        help="Format of cached keys and values: auto (float16; float32 with --dtype float32), float16, float32, "
-        "int8 (half of float16's memory, for little accuracy). [default: auto]",
+        help="Format of cached keys and values: auto (float16; bfloat16 where AMX multiplies; float32 with --dtype "
+        "float32), float16, bfloat16, float32, int8 (half of float16's memory, for little accuracy). [default: auto]",
         rich_help_panel=MEMORY_PANEL,
         show_default=False,
     ),

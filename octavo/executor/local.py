@@ -107,7 +107,14 @@ class LocalExecutor:
             )
         with timeline.measure("reserve the KV cache"):
             weights_bytes = model.num_weight_bytes
-            config = resolve_config(args, facts, machine, weights_bytes, max_positions=first.core.max_model_len)
+            config = resolve_config(
+                args,
+                facts,
+                machine,
+                weights_bytes,
+                max_positions=first.core.max_model_len,
+                kv_cache_dtype=ops.choose_kv_cache_dtype(first.core.block_size, model_config.head_dim),
+            )
             executor = cls(model, ops, config)
         with timeline.measure("run a first step"):
             executor.check_itself()

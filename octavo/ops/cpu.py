@@ -99,6 +99,10 @@ class CpuOps:
     def to_device(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array)
 
+    def choose_kv_cache_dtype(self, block_size: int, head_dim: int) -> str:
+        is_tiled = self.isa == "amx" and block_size == 16 and head_dim % 32 == 0
+        return "bfloat16" if is_tiled else "float16"
+
     def allocate_layer_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> Any:

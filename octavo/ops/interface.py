@@ -25,7 +25,7 @@ LayerCache = Any  # a backend's key and value memory of one layer, made by `allo
 
 QUANT_GROUP_SIZE = 32
 
-KV_CACHE_DTYPES = ("float16", "float32", "int8")
+KV_CACHE_DTYPES = ("float16", "bfloat16", "float32", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +254,16 @@ class Ops(Protocol):
         """Vectors and tables (norm weights, biases, rotary tables, index arrays), kept in their dtype."""
         ...
 
+    def choose_kv_cache_dtype(self, block_size: int, head_dim: int) -> str:
+        """ "float16" or "bfloat16": in which of the two its attention is faster."""
+        ...
+
     def allocate_layer_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> LayerCache:
         """One layer's keys and values for every block of the pool; dtype one of KV_CACHE_DTYPES.
 
+        bfloat16: attention may round its queries, scale included, and its weights to bfloat16 as well.
         int8: each token's key and value of each head in codes -127 to 127 with a float32 scale, from that vector's own
         numbers only, in float32 arithmetic: scale = max |x| / 127, code = x * (127 / max |x|) to nearest, ties to even.
         Below 1e-35 all of it is zero; a NaN or an infinity makes the scale a NaN. Of a key, x is its Hadamard transform

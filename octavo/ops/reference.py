@@ -52,7 +52,8 @@ class ReferenceWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLayerCache:
-    """keys, values: [num_blocks, block_size, num_kv_heads, head_dim], float16, float32 or int8
+    """keys, values: [num_blocks, block_size, num_kv_heads, head_dim], float16, float32, int8, or uint16:
+                  the bits of bfloat16
     key_scales, value_scales: with int8, [num_blocks, block_size, num_kv_heads] float32
     """
 
@@ -94,6 +95,9 @@ class ReferenceOps:
     def to_device(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array)
 
+    def choose_kv_cache_dtype(self, block_size: int, head_dim: int) -> str:
+        return "float16"
+
     def allocate_layer_cache(
         self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
     ) -> ReferenceLayerCache:
@@ -102,7 +106,8 @@ class ReferenceOps:
                 f"the KV cache dtype is {dtype!r}; use one of {', '.join(KV_CACHE_DTYPES)}", option="--kv-cache-dtype"
             )
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        cache = ReferenceLayerCache(np.zeros(shape, dtype), np.zeros(shape, dtype))
+        item = np.uint16 if dtype == "bfloat16" else dtype
+        cache = ReferenceLayerCache(np.zeros(shape, item), np.zeros(shape, item))
         if dtype != "int8":
             return cache
         scales = np.zeros(shape[:3], np.float32)
@@ -189,6 +194,8 @@ class ReferenceOps:
             if scales is not None:
                 vectors, scale = quantize_vectors(mix_channels(vectors) if stored is cache.keys else vectors)
                 scales.reshape(num_slots, -1)[slots] = scale
+            if stored.dtype == np.uint16:
+                vectors = (_as_dtype(vectors, "bfloat16").view(np.uint32) >> 16).astype(np.uint16)
             with np.errstate(over="ignore"):  # beyond float16: inf
                 stored.reshape(num_slots, *key.shape[1:])[slots] = vectors
 
@@ -374,13 +381,20 @@ def _gather(cache: ReferenceLayerCache, block_table: np.ndarray, first: int, end
     _check(end <= len(block_table) * block_size, f"paged_attention: {end} tokens in {len(block_table)} blocks")
     blocks = np.asarray(block_table)[positions // block_size]
     _check(bool(np.all(blocks >= 0)), "paged_attention: a visible position has no block")
-    keys = cache.keys[blocks, positions % block_size].astype(np.float64)
-    values = cache.values[blocks, positions % block_size].astype(np.float64)
+    keys = _to_float64(cache.keys[blocks, positions % block_size])
+    values = _to_float64(cache.values[blocks, positions % block_size])
     if cache.key_scales is not None and cache.value_scales is not None:
         keys *= cache.key_scales[blocks, positions % block_size, :, None]
         keys = mix_channels(keys) / _hadamard_size(keys.shape[-1])  # twice is that many times the key
         values *= cache.value_scales[blocks, positions % block_size, :, None]
     return np.ascontiguousarray(keys.swapaxes(0, 1)), np.ascontiguousarray(values.swapaxes(0, 1))
+
+
+def _to_float64(stored: np.ndarray) -> np.ndarray:
+    """What the items of a cache mean, but for scales."""
+    if stored.dtype == np.uint16:
+        stored = BFloat16(stored).to_float32()
+    return stored.astype(np.float64)
 
 
 def _attend(

@@ -263,4 +263,5 @@ def test_weights_with_nan_are_found_at_the_start(tmp_path: Path) -> None:
 def test_a_typed_dtype_is_what_the_weights_get(tmp_path: Path, dtype: str) -> None:
     executor = load(save_tiny_folder(tmp_path), dtype=dtype)
     assert executor.config.dtype == dtype
-    assert executor.config.kv_cache_dtype == ("float32" if dtype == "float32" else "float16")
+    short = executor.ops.choose_kv_cache_dtype(executor.config.core.block_size, executor.model_config.head_dim)
+    assert executor.config.kv_cache_dtype == ("float32" if dtype == "float32" else short)

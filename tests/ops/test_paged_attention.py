@@ -41,7 +41,11 @@ def fill_cache(rng, ops_and_caches, batch, num_kv_heads, head_dim, block_size):
 def test_mixed_batches_are_the_reference_within_rounding(
     cpu, reference, cache_dtype, num_heads, num_kv_heads, head_dim, block_size, window
 ):
-    """Scores are sums of head_dim products of size 1 to 3, outputs averages: errors of about 1e-6, bounded at 2e-5."""
+    """Scores are sums of head_dim products of size 1 to 3, outputs averages: errors of about 1e-6, bounded at 2e-5.
+
+    AMX rounds queries to bfloat16, by 2^-9 at most: a score of five or so moves by 0.01, and its weight by as much.
+    """
+    is_rounded = cpu.isa == "amx" and cache_dtype == "bfloat16" and block_size == 16 and head_dim % 32 == 0
     rng = np.random.default_rng(head_dim + block_size)
     num_blocks = 600 if block_size < 4 else 200
     batch = attention_batch(rng, MIXED, block_size, num_blocks, window)
@@ -55,7 +59,7 @@ def test_mixed_batches_are_the_reference_within_rounding(
         mine, truth = (
             ops.paged_attention(query, cache, batch, head_dim**-0.5, window, soft_cap) for ops, cache in caches
         )
-        np.testing.assert_allclose(mine, truth, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(mine, truth, rtol=0, atol=0.02 if is_rounded else 2e-5)
 
 
 @pytest.mark.parametrize("cache_dtype", KV_CACHE_DTYPES)
@@ -91,7 +95,7 @@ def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(
             assert np.array_equal(result, expected), (ops.num_threads, chunks)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float16", "int8"])
+@pytest.mark.parametrize("cache_dtype", ["float16", "bfloat16", "int8"])
 def test_a_sequence_has_the_same_bits_beside_others(cpu, cache_dtype):
     rng = np.random.default_rng(4)
     batch = attention_batch(rng, [*MIXED, (1, 700), (3, 600)], 16, 200)
@@ -196,8 +200,9 @@ def test_num_bytes_of_a_cache(cpu, reference):
     assert cpu.allocate_layer_cache(10, 16, 3, 64, "float16").num_bytes == 2 * 10 * 16 * 3 * 64 * 2
     assert cpu.allocate_layer_cache(10, 32, 3, 96, "float32").num_bytes == 2 * 10 * 32 * 3 * 96 * 4
     for ops in (cpu, reference):
+        assert ops.allocate_layer_cache(10, 32, 3, 96, "bfloat16").num_bytes == 2 * 10 * 32 * 3 * 96 * 2
         assert ops.allocate_layer_cache(10, 32, 3, 96, "int8").num_bytes == 2 * 10 * 32 * 3 * (96 + 4)
-    with pytest.raises(ConfigError, match="'fp8'; use one of float16, float32, int8"):
+    with pytest.raises(ConfigError, match="'fp8'; use one of float16, bfloat16, float32, int8"):
         cpu.allocate_layer_cache(10, 16, 3, 64, "fp8")
     with pytest.raises(ShapeError, match="at most 1024 dimensions, not 2048"):
         cpu.allocate_layer_cache(10, 16, 1, 2048, "int8")

@@ -162,6 +162,7 @@ void test_write(const Kernels& kernels, int block_size, int num_heads, int head_
   bool is_right = true;
   const auto matches = [&](const char* memory, size_t at, float expected) {
     if (type == KvType::float16) return reinterpret_cast<const half*>(memory)[at].bits == to_half(expected).bits;
+    if (type == KvType::bfloat16) return reinterpret_cast<const bfloat*>(memory)[at].bits == to_bfloat(expected).bits;
     return same_bits(reinterpret_cast<const float*>(memory) + at, &expected, 1);
   };
   size_t num_written = 0;
@@ -175,16 +176,19 @@ void test_write(const Kernels& kernels, int block_size, int num_heads, int head_
       for (int d = 0; d < head_dim; ++d) {
         const size_t block_head = static_cast<size_t>(slots[row] / block_size) * num_heads + head;
         const size_t offset = slots[row] % block_size;
-        is_right = is_right && matches(cache.keys, block_head * (cache.key_head_bytes() / cache.item_size()) + d * cache.key_stride + offset,
+        const size_t key_at = cache.has_pairs() ? (d / 2 * cache.key_stride + offset) * 2 + d % 2
+                                                : d * cache.key_stride + offset;
+        const size_t value_at = cache.has_pairs() ? (offset / 2 * cache.value_stride + d) * 2 + offset % 2
+                                                  : offset * cache.value_stride + d;
+        is_right = is_right && matches(cache.keys, block_head * (cache.key_head_bytes() / cache.item_size()) + key_at,
                                        key[row * key_stride + head * head_dim + d]);
-        is_right =
-            is_right && matches(cache.values, block_head * (cache.value_head_bytes() / cache.item_size()) + offset * cache.value_stride + d,
-                                value[row * value_stride + head * head_dim + d]);
+        is_right = is_right && matches(cache.values, block_head * (cache.value_head_bytes() / cache.item_size()) + value_at,
+                                       value[row * value_stride + head * head_dim + d]);
       }
     }
   }
   check(is_right && num_written > 0, "%s write_kv block %d, %d heads of %d, %s", kernels.name, block_size, num_heads,
-        head_dim, type == KvType::float16 ? "half" : "float");
+        head_dim, type == KvType::float16 ? "half" : type == KvType::bfloat16 ? "bfloat" : "float");
   // What no row was written to is as it was mapped: zero.
   size_t num_nonzero = 0;
   const size_t item = cache.item_size(), count = cache.value_block_bytes() / item * num_blocks;
@@ -300,7 +304,7 @@ void test_row_ops(const Kernels& kernels) {
   test_rotary(kernels, 80, 20);
   test_rotary(kernels, 6, 6);
   test_rotary(kernels, 40, 38);
-  for (KvType type : {KvType::float32, KvType::float16}) {
+  for (KvType type : {KvType::float32, KvType::float16, KvType::bfloat16}) {
     test_write(kernels, 16, 3, 64, type);
     test_write(kernels, 4, 2, 20, type);
     test_write(kernels, 1, 1, 5, type);
