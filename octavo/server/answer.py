@@ -78,8 +78,8 @@ class AnswerFormat(ABC):
     def chunks(self, delta: CompletionDelta) -> bytes:
         if delta.prompt_logprobs is not None:
             self._scored_prompts[self.prompt_number(delta.index)] = delta.prompt_logprobs
-        has_news = delta.text or delta.logprobs or delta.finish_reason
-        if not has_news and not (self._returns_token_ids and delta.token_ids):
+        # A token without text, such as half an emoji, is an event with an empty text: its reader sees that all goes on.
+        if not (delta.text or delta.token_ids or delta.logprobs or delta.finish_reason):
             return b""
         if self._has_continuous_usage:
             self._chunk_end = b'],"usage":' + encode_json(self.describe_usage(self._generation.usage)) + b"}\n\n"

@@ -47,7 +47,8 @@ class ChatFormat(AnswerFormat):
 
     def chunk(self, delta: CompletionDelta, choice: Choice) -> bytes:
         if self._readers is None:
-            parts, is_text = [b'"content":' + encode_json(delta.text)] if delta.text else [], True
+            has_text = delta.text or delta.finish_reason is None
+            parts, is_text = [b'"content":' + encode_json(delta.text)] if has_text else [], True
         else:
             reader = self._readers[delta.index]
             deltas = reader.read(delta)

@@ -106,7 +106,7 @@ async def test_each_choice_of_a_stream_ends_exactly_once(serving: Serving) -> No
         assert [choice["finish_reason"] for choice in choices] == [None, None, "stop"]
 
 
-async def test_tokens_without_text_yet_make_no_chunk_but_are_counted(serving: Serving) -> None:
+async def test_a_token_without_text_yet_is_an_event_with_an_empty_text(serving: Serving) -> None:
     deltas = [
         CompletionDelta(index=0, token_ids=[143]),
         CompletionDelta(index=0, text="ď", token_ids=[233]),
@@ -114,8 +114,9 @@ async def test_tokens_without_text_yet_make_no_chunk_but_are_counted(serving: Se
     ]
     body = {"messages": HI, "stream": True, "stream_options": {"include_usage": True}}
     async with serving(FakeEngine(lambda params: deltas)) as client:
-        role, text, end, usage = read_events(await client.post(PATH, json=body))
+        role, nothing, text, end, usage = read_events(await client.post(PATH, json=body))
     assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert nothing["choices"][0]["delta"] == {"content": ""}
     assert text["choices"][0]["delta"] == {"content": "ď"}
     assert end["choices"][0] == {
         "index": 0,
