@@ -125,12 +125,14 @@ class SchedulerOutput:
 
     block_copies:     (source, destination) block ids, done before anything is written (copy on write of a shared tail)
     finished_seq_ids: sequences that ended or were aborted since the last step; the executor drops what it keeps of them
+    lora:             the adapter id of each of `scheduled`, 0 for the base model; None when all are 0
     """
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     finished_seq_ids: list[int] = field(default_factory=list)
     preempted_seq_ids: list[int] = field(default_factory=list)
+    lora: list[int] | None = None
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -160,9 +162,34 @@ class ModelRunnerOutput:
     failures: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterReport:
+    """What was found in a LoRA adapter that was loaded.
+
+    rank:            the largest of its matrices
+    num_bytes:       what it takes in memory
+    target_modules:  the projections it adds to, "q_proj", "down_proj", ...
+    base_model_name: what it says that it was trained on; empty when it does not say
+    """
+
+    rank: int
+    num_bytes: int
+    target_modules: tuple[str, ...]
+    base_model_name: str = ""
+
+
 class Executor(Protocol):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step. May raise: the core then runs the sequences one by one, and only those that fail alone end."""
+        ...
+
+    def load_adapter(self, adapter_id: int, path: str) -> AdapterReport:
+        """Read and check a LoRA adapter; `adapter_id` is positive and was never used before. Nothing changes when it
+        fails. Raises ModelLoadError (missing, damaged, unsupported), ConfigError (LoRA is off, the rank's limit)."""
+        ...
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Forget it; no sequence uses it any more. An unknown id is fine."""
         ...
 
 
