@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "quant": ("ops",),
     "models": ("ops", "quant"),
     "weights": ("ops.interface", "quant"),
-    "lora": ("ops", "models.layers"),
+    "lora": ("models.config", "models.layers", "ops.interface", "weights"),
     "text": (),
     "structured": ("core.interfaces",),
     "executor": (*PLAIN_DATA, "config", "lora", "machine", "models", "ops", "report", "weights"),

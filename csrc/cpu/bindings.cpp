@@ -304,10 +304,24 @@ class Engine {
     return array;
   }
 
-  void attention_sublayer(const BoundAttention& sublayer, nb::handle residual, BoundStepRows& rows, KvCache& cache) {
-    sublayer.run(workers_, *kernels_, residual, rows, cache);
+  void lora_delta(nb::handle x, nb::handle out, const BoundLoraRows& rows, const BoundLoraWeights& weights) {
+    const View inputs(x, "x", Type::float32, 2, 1), outputs(out, "out", Type::float32, 2, 1, true);
+    outputs.expect(0, inputs.shape(0));
+    rows.check(inputs.shape(0));
+    const LoraCall call = weights.call(rows.rows(), outputs.shape(1), inputs.shape(1));
+    nb::gil_scoped_release released;
+    add_lora(workers_, *kernels_, call, inputs.as<float>(), inputs.stride(0), outputs.as<float>(), outputs.stride(0), 0,
+             inputs.shape(0));
   }
-  void mlp_sublayer(const BoundMlp& sublayer, nb::handle residual) { sublayer.run(workers_, *kernels_, residual); }
+
+  void attention_sublayer(const BoundAttention& sublayer, nb::handle residual, BoundStepRows& rows, KvCache& cache,
+                          const BoundLoraRows* lora_rows, const BoundLoraPair* lora) {
+    sublayer.run(workers_, *kernels_, residual, rows, cache, lora_rows, lora);
+  }
+  void mlp_sublayer(const BoundMlp& sublayer, nb::handle residual, const BoundLoraRows* lora_rows,
+                    const BoundLoraPair* lora) {
+    sublayer.run(workers_, *kernels_, residual, lora_rows, lora);
+  }
 
   nb::object logits(nb::handle residual, nb::handle rows, nb::handle norm, float eps, const Weight& weight) {
     const View x(residual, "residual", Type::float32, 2, 1), which(rows, "rows", Type::int32, 1, 1);
@@ -516,6 +530,7 @@ NB_MODULE(_cpu, module) {
 
   module.def("runnable_isas", &runnable_isas);
   register_machine_peak(module);
+  register_lora(module);
   register_sublayers(module);
 
   nb::class_<Weight>(module, "Weight")
@@ -553,8 +568,11 @@ NB_MODULE(_cpu, module) {
       .def("gelu_and_mul", &Engine::gelu_and_mul)
       .def("write_kv", &Engine::write_kv)
       .def("paged_attention", &Engine::paged_attention)
-      .def("attention_sublayer", &Engine::attention_sublayer)
-      .def("mlp_sublayer", &Engine::mlp_sublayer)
+      .def("lora_delta", &Engine::lora_delta)
+      .def("attention_sublayer", &Engine::attention_sublayer, nb::arg("sublayer"), nb::arg("residual"), nb::arg("rows"),
+           nb::arg("cache"), nb::arg("lora_rows").none() = nb::none(), nb::arg("lora").none() = nb::none())
+      .def("mlp_sublayer", &Engine::mlp_sublayer, nb::arg("sublayer"), nb::arg("residual"),
+           nb::arg("lora_rows").none() = nb::none(), nb::arg("lora").none() = nb::none())
       .def("logits", &Engine::logits)
       .def("take_rows", &Engine::take_rows)
       .def("sample", &Engine::sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),

@@ -91,6 +91,18 @@ void BoundStepRows::check_blocks(const KvCache& cache, int window) const {
   }
 }
 
+namespace {
+
+// Checked against the sublayer and the step.
+SublayerLora call_lora(const BoundLoraRows& rows, const BoundLoraPair& pair, int num_rows, const Weight& first,
+                       const Weight& second) {
+  rows.check(num_rows);
+  return {pair.first.call(rows.rows(), first.num_rows, first.num_columns),
+          pair.second.call(rows.rows(), second.num_rows, second.num_columns)};
+}
+
+}  // namespace
+
 // --- attention -----------------------------------------------------------------------------------------------------
 
 BoundAttention::BoundAttention(nb::handle norm, float eps, nb::handle qkv, nb::handle qkv_bias, nb::handle query_norm,
@@ -134,7 +146,7 @@ BoundAttention::BoundAttention(nb::handle norm, float eps, nb::handle qkv, nb::h
 }
 
 void BoundAttention::run(Workers& workers, const Kernels& kernels, nb::handle residual, BoundStepRows& rows,
-                         KvCache& cache) const {
+                         KvCache& cache, const BoundLoraRows* lora_rows, const BoundLoraPair* lora) const {
   const View x(residual, "residual", Type::float32, 2, 2, true);
   x.expect(0, rows.rows().num_rows);
   x.expect(1, sublayer_.qkv->num_columns);
@@ -143,10 +155,15 @@ void BoundAttention::run(Workers& workers, const Kernels& kernels, nb::handle re
            sublayer_.num_kv_heads, sublayer_.head_dim);
   }
   rows.check(cache, sublayer_.window, max_positions_);
+  SublayerLora added{};
+  if (lora_rows != nullptr && lora != nullptr) {
+    added = call_lora(*lora_rows, *lora, rows.rows().num_rows, *sublayer_.qkv, *sublayer_.output);
+  }
   bool has_memory;
   {
     nb::gil_scoped_release released;
-    has_memory = run_attention_sublayer(workers, kernels, sublayer_, rows.rows(), cache, x.as<float>());
+    has_memory = run_attention_sublayer(workers, kernels, sublayer_, rows.rows(), cache, x.as<float>(),
+                                       added.first.rows == nullptr ? nullptr : &added);
   }
   require_memory(has_memory);
 }
@@ -171,18 +188,25 @@ BoundMlp::BoundMlp(nb::handle norm, float eps, nb::handle gate_up, nb::handle ga
   sublayer_.output_norm = holder_.hold_vector(output_norm, "output_norm", hidden);
 }
 
-void BoundMlp::run(Workers& workers, const Kernels& kernels, nb::handle residual) const {
+void BoundMlp::run(Workers& workers, const Kernels& kernels, nb::handle residual,
+                   const BoundLoraRows* lora_rows, const BoundLoraPair* lora) const {
   const View x(residual, "residual", Type::float32, 2, 2, true);
   x.expect(1, sublayer_.gate_up->num_columns);
+  SublayerLora added{};
+  if (lora_rows != nullptr && lora != nullptr) {
+    added = call_lora(*lora_rows, *lora, x.shape(0), *sublayer_.gate_up, *sublayer_.down);
+  }
   bool has_memory;
   {
     nb::gil_scoped_release released;
-    has_memory = run_mlp_sublayer(workers, kernels, sublayer_, x.as<float>(), x.shape(0));
+    has_memory = run_mlp_sublayer(workers, kernels, sublayer_, x.as<float>(), x.shape(0),
+                                 added.first.rows == nullptr ? nullptr : &added);
   }
   require_memory(has_memory);
 }
 
 void register_sublayers(nb::module_& module) {
+  nb::class_<BoundLoraPair>(module, "LoraPair").def(nb::init<nb::handle, nb::handle>());
   nb::class_<BoundStepRows>(module, "StepRows")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
   nb::class_<BoundAttention>(module, "AttentionSublayer")

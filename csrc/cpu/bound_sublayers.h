@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "array_view.h"
+#include "bound_lora.h"
 #include "sublayer.h"
 
 namespace octavo {
@@ -47,13 +48,21 @@ class BoundStepRows {
   int num_blocks_ = -1, block_size_ = -1, window_ = -1;
 };
 
+// octavo.ops.interface.SublayerLora without its rows
+struct BoundLoraPair {
+  BoundLoraWeights first, second;
+  BoundLoraPair(nb::handle of_first, nb::handle of_second) : first(of_first), second(of_second) {}
+};
+
 class BoundAttention {
  public:
   BoundAttention(nb::handle norm, float eps, nb::handle qkv, nb::handle qkv_bias, nb::handle query_norm,
                  nb::handle key_norm, nb::handle cos_sin, int num_heads, int num_kv_heads, int head_dim, float scale,
                  int window, float soft_cap, nb::handle output, nb::handle output_bias, nb::handle output_norm);
 
-  void run(Workers& workers, const Kernels& kernels, nb::handle residual, BoundStepRows& rows, KvCache& cache) const;
+  // lora_rows and lora: nullptr when no row has an adapter; lora: of qkv and output
+  void run(Workers& workers, const Kernels& kernels, nb::handle residual, BoundStepRows& rows, KvCache& cache,
+           const BoundLoraRows* lora_rows, const BoundLoraPair* lora) const;
 
  private:
   Holder holder_;
@@ -66,7 +75,9 @@ class BoundMlp {
   BoundMlp(nb::handle norm, float eps, nb::handle gate_up, nb::handle gate_up_bias, bool is_gelu, nb::handle down,
            nb::handle down_bias, nb::handle output_norm);
 
-  void run(Workers& workers, const Kernels& kernels, nb::handle residual) const;
+  // lora: of gate_up and down
+  void run(Workers& workers, const Kernels& kernels, nb::handle residual, const BoundLoraRows* lora_rows,
+           const BoundLoraPair* lora) const;
 
  private:
   Holder holder_;

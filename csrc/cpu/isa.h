@@ -82,6 +82,30 @@ struct WriteKvTask {
   KvCache* cache;
 };
 
+constexpr int kMaxLoraRank = 512;  // as octavo.ops.interface.MAX_LORA_RANK
+
+// What an adapter adds to outputs [first_output, first_output + num_outputs) of a weight: scale * up(down(x)).
+struct LoraPart {
+  int first_output, num_outputs, rank;
+  float scale;
+  const void* down;  // [rank][num_inputs, with zeros up to a multiple of 16]
+  const void* up;    // [panels of 16 outputs][rank][16], zeros beyond num_outputs
+};
+
+// Rows that have the same adapter.
+struct LoraTask {
+  const float* x;  // [rows of the step from first_row on, num_inputs]
+  ptrdiff_t x_stride;
+  float* out;  // [the same rows, num_outputs], added to
+  ptrdiff_t out_stride;
+  const int32_t* rows;
+  int num_rows, first_row;
+  WeightKind kind;  // of the matrices: float32, float16 or bfloat16
+  int num_inputs;
+  const LoraPart* parts;
+  int num_parts;
+};
+
 // Attention of one step over one layer's cache.
 struct AttentionCall {
   const float* query;  // [T, num_heads, head_dim], rows `query_stride` apart
@@ -161,6 +185,7 @@ struct Kernels {
   void (*matmul_q4)(const MatmulTask& task);
   void (*matmul_q8)(const MatmulTask& task);
   void (*matmul_float)(const MatmulTask& task);
+  void (*lora_delta)(const LoraTask& task);
   void (*rms_norm)(const NormTask& task, int row_begin, int row_end);
   void (*rotary)(const RotaryTask& task, int row_begin, int row_end);
   void (*silu_and_mul)(const GatedTask& task, int row_begin, int row_end);

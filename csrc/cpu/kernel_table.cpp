@@ -9,9 +9,9 @@ namespace OCTAVO_ISA {
 
 extern const Kernels kKernels;
 const Kernels kKernels = {
-    OCTAVO_NAME(OCTAVO_ISA), kMatmulRowTile, kMatmulCanGate, quantize_rows, matmul_q4, matmul_q8, matmul_float, rms_norm,
-    rotary,                  silu_and_mul,   gelu_and_mul,  write_kv,        attention_sizes,
-    attend,                  merge_splits,   sample_row,
+    OCTAVO_NAME(OCTAVO_ISA), kMatmulRowTile, kMatmulCanGate, quantize_rows, matmul_q4,       matmul_q8, matmul_float,
+    lora_delta,              rms_norm,       rotary,         silu_and_mul,  gelu_and_mul,    write_kv,
+    attention_sizes,         attend,         merge_splits,   sample_row,
 };
 
 }  // namespace OCTAVO_ISA

@@ -13,6 +13,7 @@ void quantize_rows(const float* x, ptrdiff_t x_stride, int row_begin, int row_en
 void matmul_q4(const MatmulTask& task);
 void matmul_q8(const MatmulTask& task);
 void matmul_float(const MatmulTask& task);
+void lora_delta(const LoraTask& task);
 void rms_norm(const NormTask& task, int row_begin, int row_end);
 void rotary(const RotaryTask& task, int row_begin, int row_end);
 void silu_and_mul(const GatedTask& task, int row_begin, int row_end);

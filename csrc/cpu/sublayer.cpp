@@ -63,15 +63,25 @@ void norm_into(Workers& workers, const Kernels& kernels, const float* residual, 
              [&](int begin, int end) { kernels.rms_norm(task, begin, end); });
 }
 
+// What adapters, if any, add to the product of the input, whose first row is `row_begin` of the step.
+void add_adapters(Workers& workers, const Kernels& kernels, const LoraCall* lora, const LinearInput& input, float* out,
+                  int width, int row_begin) {
+  if (lora == nullptr) return;
+  add_lora(workers, kernels, *lora, input.x, input.x_stride, out, width, row_begin, row_begin + input.num_rows);
+}
+
 // residual += weight applied to the input, normed first where there is a norm; `product` is only used then.
 void add_product(Workers& workers, const Kernels& kernels, const LinearInput& input, const Weight& weight,
-                 const float* bias, const float* norm, float eps, float* product, float* residual) {
+                 const float* bias, const float* norm, float eps, float* product, float* residual,
+                 const LoraCall* lora, int row_begin) {
   const int width = weight.num_rows;
   if (norm == nullptr) {
     multiply(workers, kernels, input, weight, bias, residual, width, true);
+    add_adapters(workers, kernels, lora, input, residual, width, row_begin);
     return;
   }
   multiply(workers, kernels, input, weight, bias, product, width, false);
+  add_adapters(workers, kernels, lora, input, product, width, row_begin);
   const NormTask normed{product, width, nullptr, norm, eps, product, width};
   const NormTask added{product, width, residual, nullptr, 0.0f, nullptr, width};
   run_rows(workers, input.num_rows, rows_worth_a_task(2 * width), [&](int begin, int end) {
@@ -144,7 +154,7 @@ struct MlpMemory {
 }  // namespace
 
 bool run_attention_sublayer(Workers& workers, const Kernels& kernels, const AttentionSublayer& sublayer,
-                            const StepRows& rows, KvCache& cache, float* residual) {
+                            const StepRows& rows, KvCache& cache, float* residual, const SublayerLora* lora) {
   if (rows.num_rows == 0) return true;
   const Workers::Lock lock(workers.busy);
   void* base = workers.activations.get(AttentionMemory(sublayer, rows.num_rows, nullptr).size);
@@ -154,6 +164,8 @@ bool run_attention_sublayer(Workers& workers, const Kernels& kernels, const Atte
 
   norm_into(workers, kernels, residual, sublayer.norm, sublayer.eps, memory.x, *sublayer.qkv);
   multiply(workers, kernels, memory.x, *sublayer.qkv, sublayer.qkv_bias, memory.qkv, stride, false);
+  add_adapters(workers, kernels, lora == nullptr ? nullptr : &lora->first, memory.x, memory.qkv,
+               sublayer.qkv->num_rows, 0);
   finish_qkv(workers, kernels, sublayer, rows, cache, memory.qkv);
   AttentionCall call{};
   call.query = memory.qkv;
@@ -171,12 +183,12 @@ bool run_attention_sublayer(Workers& workers, const Kernels& kernels, const Atte
   if (!paged_attention(workers, kernels, call, rows.num_seqs)) return false;
   if (reads_codes(*sublayer.output)) quantize(workers, kernels, memory.mixed);
   add_product(workers, kernels, memory.mixed, *sublayer.output, sublayer.output_bias, sublayer.output_norm,
-              sublayer.eps, memory.product, residual);
+              sublayer.eps, memory.product, residual, lora == nullptr ? nullptr : &lora->second, 0);
   return true;
 }
 
 bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublayer& sublayer, float* residual,
-                      int num_rows) {
+                      int num_rows, const SublayerLora* lora) {
   const Workers::Lock lock(workers.busy);
   const int hidden = sublayer.down->num_rows, width = sublayer.down->num_columns;
   const bool is_fused = sublayer.gate_up_bias == nullptr && can_gate(kernels, *sublayer.gate_up, *sublayer.down);
@@ -188,16 +200,19 @@ bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublaye
     const MlpMemory memory(sublayer, count, base);
     float* const rows = residual + static_cast<ptrdiff_t>(begin) * hidden;
     norm_into(workers, kernels, rows, sublayer.norm, sublayer.eps, memory.x, *sublayer.gate_up);
-    if (is_fused) {
+    const bool has_lora = lora != nullptr && has_rows(*lora->first.rows, begin, begin + count);
+    // Adapters need gate, up and their product as floats, which the fused way leaves out; its bits are the same.
+    if (is_fused && !has_lora) {
       multiply_gated(workers, kernels, memory.x, *sublayer.gate_up, sublayer.is_gelu, memory.gated);
     } else {
       multiply(workers, kernels, memory.x, *sublayer.gate_up, sublayer.gate_up_bias, memory.gate_up, 2 * width, false);
+      add_adapters(workers, kernels, has_lora ? &lora->first : nullptr, memory.x, memory.gate_up, 2 * width, begin);
       const GatedTask gated{memory.gate_up, 2 * width, writable(memory.gated), width};
       fill_input(workers, kernels, memory.gated, reads_codes(*sublayer.down),
                  [&](int row, int end) { gate(gated, row, end); });
     }
     add_product(workers, kernels, memory.gated, *sublayer.down, sublayer.down_bias, sublayer.output_norm, sublayer.eps,
-                memory.product, rows);
+                memory.product, rows, has_lora ? &lora->second : nullptr, begin);
   }
   return true;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "isa.h"
+#include "lora.h"
 
 namespace octavo {
 
@@ -47,11 +48,20 @@ struct StepRows {
   const int64_t* slots;
 };
 
-// residual [num_rows, H] contiguous, changed. Both return false when there is no memory: the residual is then useless.
+// What the step's adapters add to a sublayer's two projections.
+struct SublayerLora {
+  LoraCall first;   // qkv or gate_up
+  LoraCall second;  // output or down
+};
+
+// residual [num_rows, H] contiguous, changed. lora: nullptr when no row has an adapter; what it adds to the second
+// projection is added to the residual after the projection's own result, or to that before its norm where there is one.
+// Both return false when there is no memory: the residual is then useless.
 bool run_attention_sublayer(Workers& workers, const Kernels& kernels, const AttentionSublayer& sublayer,
-                            const StepRows& rows, KvCache& cache, float* residual);
+                            const StepRows& rows, KvCache& cache, float* residual,
+                            const SublayerLora* lora = nullptr);
 bool run_mlp_sublayer(Workers& workers, const Kernels& kernels, const MlpSublayer& sublayer, float* residual,
-                      int num_rows);
+                      int num_rows, const SublayerLora* lora = nullptr);
 
 // out [num_rows, N] = the weight applied to the norms of rows [indexes] of x. Returns false when there is no memory.
 bool run_logits(Workers& workers, const Kernels& kernels, const float* x, ptrdiff_t x_stride, const int32_t* indexes,

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 
 from octavo.config import EngineArgs, EngineConfig, ModelFacts, check_args, resolve_config, resolve_quantization
-from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput
+from octavo.core.interfaces import AdapterReport, ModelRunnerOutput, ScheduledSequence, SchedulerOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError, ModelLoadError
+from octavo.executor.adapters import ExecutorAdapters
 from octavo.executor.kv_cache import (
     KVCacheLayout,
     allocate_kv_cache,
@@ -18,6 +19,7 @@ from octavo.executor.kv_cache import (
 )
 from octavo.executor.load_model import count_table_bytes, load_model, load_model_config, refuse_reordered
 from octavo.executor.model_runner import ModelRunner
+from octavo.lora.adapter import count_elements_per_rank
 from octavo.machine import Machine, detect_machine
 from octavo.models.config import ModelConfig
 from octavo.models.registry import DecoderModel
@@ -62,7 +64,8 @@ class LocalExecutor:
             model.config.head_dim,
             config.kv_cache_dtype,
         )
-        self._runner = ModelRunner(model, ops, self.kv_cache, layout, core.block_size)
+        self._adapters = ExecutorAdapters(model, ops, config) if config.enable_lora else None
+        self._runner = ModelRunner(model, ops, self.kv_cache, layout, core.block_size, self._adapters)
 
     @classmethod
     def load(
@@ -126,6 +129,18 @@ class LocalExecutor:
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         return self._runner.execute(plan)
 
+    def load_adapter(self, adapter_id: int, path: str) -> AdapterReport:
+        """A LoRA adapter of this id, from a PEFT folder or a GGUF file. Raises ModelLoadError, ConfigError."""
+        return self._get_adapters().load(adapter_id, path)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        self._get_adapters().unload(adapter_id)
+
+    def _get_adapters(self) -> ExecutorAdapters:
+        if self._adapters is None:
+            raise ConfigError("LoRA adapters are off; start with --enable-lora.", option="--enable-lora")
+        return self._adapters
+
     def check_itself(self) -> None:
         """Run one token, without writing to the cache's blocks, so that broken weights are found now and not by a user.
 
@@ -176,6 +191,7 @@ def describe_model(
         row_elements=row_elements,
         stored_quantization=None if checkpoint is None else checkpoint.quantization,
         is_reordered=checkpoint is not None and checkpoint.reordered is not None,
+        lora_elements_per_rank=count_elements_per_rank(config),
     )
 
 

@@ -22,13 +22,17 @@ from octavo import _cpu
 from octavo.errors import ConfigError, ShapeError
 from octavo.ops.interface import (
     KV_CACHE_DTYPES,
+    MAX_LORA_RANK,
     AttentionBatch,
     AttentionSublayer,
     BFloat16,
     GroupQuantized,
+    LoraPart,
+    LoraRows,
     MLPSublayer,
     SampledRows,
     SamplingBatch,
+    SublayerLora,
     WeightData,
 )
 
@@ -96,6 +100,16 @@ class CpuOps:
             raise ShapeError("pack_weight needs at least one part")
         return self._engine.pack_weight([_describe(part) for part in parts], dtype)
 
+    def pack_lora(self, parts: Sequence[LoraPart], num_outputs: int, num_inputs: int) -> Any:
+        described = []
+        for part in parts:
+            kind, down = _describe(part.down)[:2]
+            up_kind, up = _describe(part.up)[:2]
+            if up_kind != kind:
+                raise ShapeError(f"an adapter's matrices are {kind} and {up_kind}; they must be of one kind")
+            described.append((part.first_output, kind, down, up, part.scale))
+        return _cpu.pack_lora(described, num_outputs, num_inputs, MAX_LORA_RANK)
+
     def to_device(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array)
 
@@ -120,6 +134,9 @@ class CpuOps:
 
     def linear(self, x: np.ndarray, weight: Any, bias: np.ndarray | None = None) -> np.ndarray:
         return self._engine.linear(x, weight, bias)
+
+    def lora_delta(self, x: np.ndarray, out: np.ndarray, rows: LoraRows, weights: Sequence[Any]) -> None:
+        self._engine.lora_delta(x, out, _bind_rows(rows), _cpu.LoraWeights(weights))
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         out = np.empty(x.shape, np.float32)
@@ -183,6 +200,7 @@ class CpuOps:
         positions: np.ndarray,
         attention: AttentionBatch,
         cache: Any,
+        lora: SublayerLora | None = None,
     ) -> None:
         """`attention` and `positions` are checked at the first call with them, a group's layers share the result."""
         if attention.native is None:
@@ -195,12 +213,14 @@ class CpuOps:
             )
         if sublayer.native is None:
             sublayer.native = _bind_attention(sublayer)
-        self._engine.attention_sublayer(sublayer.native, residual, attention.native, cache)
+        rows, weights = (None, None) if lora is None else _bind_lora(lora)
+        self._engine.attention_sublayer(sublayer.native, residual, attention.native, cache, rows, weights)
 
-    def mlp_sublayer(self, sublayer: MLPSublayer, residual: np.ndarray) -> None:
+    def mlp_sublayer(self, sublayer: MLPSublayer, residual: np.ndarray, lora: SublayerLora | None = None) -> None:
         if sublayer.native is None:
             sublayer.native = _bind_mlp(sublayer)
-        self._engine.mlp_sublayer(sublayer.native, residual)
+        rows, weights = (None, None) if lora is None else _bind_lora(lora)
+        self._engine.mlp_sublayer(sublayer.native, residual, rows, weights)
 
     def copy_blocks(self, caches: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> None:
         for cache in caches:
@@ -289,6 +309,19 @@ def _bind_mlp(sublayer: MLPSublayer) -> Any:
         down_bias=sublayer.down_bias,
         output_norm=sublayer.output_norm,
     )
+
+
+def _bind_rows(rows: LoraRows) -> Any:
+    if rows.native is None:
+        rows.native = _cpu.LoraRows(rows.rows, rows.start)
+    return rows.native
+
+
+def _bind_lora(lora: SublayerLora) -> tuple[Any, Any]:
+    """What all layers of a step share, and what the layer keeps from step to step."""
+    if lora.native is None:
+        lora.native = _cpu.LoraPair(lora.first, lora.second)
+    return _bind_rows(lora.rows), lora.native
 
 
 def _rows(x: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ import numpy as np
 Array = Any  # the backend's array type
 Weight = Any  # a backend's packed weight matrix, made by `pack_weight`
 LayerCache = Any  # a backend's key and value memory of one layer, made by `allocate_layer_cache`
+LoraWeight = Any  # a backend's form of what one adapter adds to one weight, made by `pack_lora`
 
 QUANT_GROUP_SIZE = 32
 
@@ -72,6 +73,55 @@ class BFloat16:
 
 # One tensor of a checkpoint as `weights` hands it over: float32 or float16 arrays as they are.
 WeightData = np.ndarray | GroupQuantized | BFloat16
+
+
+# A rank above this would not fit the kernels' registers of partial sums.
+MAX_LORA_RANK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPart:
+    """What an adapter adds to some neighbouring outputs of a weight: scale * up(down(x)). Hu et al. 2021.
+
+    first_output: of the weight's outputs, the first that it adds to
+    down:         [r, K] float32, float16 or BFloat16, `lora_A`; r is at most MAX_LORA_RANK
+    up:           [num_outputs, r], of the same kind, `lora_B`
+    """
+
+    first_output: int
+    down: np.ndarray | BFloat16
+    up: np.ndarray | BFloat16
+    scale: float
+
+
+@dataclass(slots=True)
+class LoraRows:
+    """Which rows of a step have an adapter. Those of group g, which share one, are rows[start[g]:start[g + 1]].
+
+    rows:   [R] int32, ascending in each group; no row is in two groups
+    start:  [num_groups + 1] int32
+    native: what a backend made of it at its first use, the backend's own: the arrays must not change any more
+    """
+
+    rows: Array
+    start: Array
+    native: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(slots=True, eq=False)
+class SublayerLora:
+    """What the adapters of a step add to the two projections of a sublayer.
+
+    rows:   of the step
+    first:  one a group of `rows`, of qkv or gate_up; None where the adapter leaves it alone
+    second: one a group, of the output or of down
+    native: what a backend made of first and second at their first use, the backend's own
+    """
+
+    rows: LoraRows
+    first: Sequence[LoraWeight | None]
+    second: Sequence[LoraWeight | None]
+    native: Any = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -250,6 +300,13 @@ class Ops(Protocol):
         """
         ...
 
+    def pack_lora(self, parts: Sequence[LoraPart], num_outputs: int, num_inputs: int) -> LoraWeight:
+        """What one adapter adds to a weight [num_outputs, num_inputs]; the parts' outputs do not overlap.
+
+        Has .num_bytes. Values are kept in the dtype they come in.
+        """
+        ...
+
     def to_device(self, array: np.ndarray) -> Array:
         """Vectors and tables (norm weights, biases, rotary tables, index arrays), kept in their dtype."""
         ...
@@ -281,6 +338,14 @@ class Ops(Protocol):
     def linear(self, x: Array, weight: Weight, bias: Array | None = None) -> Array:
         """x [num_tokens, K] @ weight^T (+ bias [N]) -> [num_tokens, N]. Quantized weights may quantize x per row and
         group of 32 to 8 bits."""
+        ...
+
+    def lora_delta(self, x: Array, out: Array, rows: LoraRows, weights: Sequence[LoraWeight | None]) -> None:
+        """out[r] += scale * up(down(x[r])), in place, for the rows of each group and the parts of its weight.
+
+        x [num_tokens, K], out [num_tokens, N] contiguous; one weight a group, None adds nothing. Other rows are not
+        touched. A row's bits do not depend on the rows, the groups or the ranks beside it.
+        """
         ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
@@ -337,12 +402,14 @@ class Ops(Protocol):
         positions: Array,
         attention: AttentionBatch,
         cache: LayerCache,
+        lora: SublayerLora | None = None,
     ) -> None:
         """residual [T, H] += attention over its norm, in place; writes the keys and values of its rows to the cache.
-        The same bits as the single ops give in the order of `octavo.ops.sublayers`."""
+        The same bits as the single ops give in the order of `octavo.ops.sublayers`; a row without adapter has the
+        bits it has without `lora`."""
         ...
 
-    def mlp_sublayer(self, sublayer: MLPSublayer, residual: Array) -> None:
+    def mlp_sublayer(self, sublayer: MLPSublayer, residual: Array, lora: SublayerLora | None = None) -> None:
         """residual [T, H] += down(activation(gate) * up) of its norm, in place. Bits as of attention_sublayer."""
         ...
 

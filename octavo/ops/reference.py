@@ -16,14 +16,18 @@ import numpy as np
 from octavo.errors import ConfigError, ShapeError
 from octavo.ops.interface import (
     KV_CACHE_DTYPES,
+    MAX_LORA_RANK,
     AttentionBatch,
     AttentionSublayer,
     BFloat16,
     GroupQuantized,
+    LoraPart,
+    LoraRows,
     MLPSublayer,
     PenaltyRows,
     SampledRows,
     SamplingBatch,
+    SublayerLora,
     WeightData,
 )
 from octavo.ops.sublayers import run_attention_sublayer, run_mlp_sublayer
@@ -48,6 +52,18 @@ class ReferenceWeight:
     @property
     def num_bytes(self) -> int:
         return self.values.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLora:
+    """parts: (first output, down [r, K], up [num_outputs, r], scale), float32."""
+
+    shape: tuple[int, int]
+    parts: tuple[tuple[int, np.ndarray, np.ndarray, np.float32], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(down.nbytes + up.nbytes for _, down, up, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,21 @@ class ReferenceOps:
         kinds = {_kind(part) if dtype == "auto" else dtype for part in parts}
         return ReferenceWeight(values, kinds.pop() if len(kinds) == 1 else "mixed")
 
+    def pack_lora(self, parts: Sequence[LoraPart], num_outputs: int, num_inputs: int) -> ReferenceLora:
+        packed, end = [], 0
+        for part in sorted(parts, key=lambda part: part.first_output):
+            rank, width = part.down.shape
+            _check(
+                width == num_inputs and part.up.shape[1] == rank and 1 <= rank <= MAX_LORA_RANK,
+                f"an adapter of {list(part.down.shape)} and {list(part.up.shape)} does not fit {num_inputs} inputs",
+            )
+            _check(part.first_output >= end, f"two parts of an adapter add to output {part.first_output}")
+            end = part.first_output + part.up.shape[0]
+            _check(end <= num_outputs, f"an adapter adds to output {end - 1} of {num_outputs}")
+            down, up = _to_float32(part.down), _to_float32(part.up)
+            packed.append((part.first_output, down, up, np.float32(part.scale)))
+        return ReferenceLora((num_outputs, num_inputs), tuple(packed))
+
     def to_device(self, array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(array)
 
@@ -135,6 +166,22 @@ class ReferenceOps:
         if bias is not None:
             out += bias
         return _round(out)
+
+    def lora_delta(
+        self, x: np.ndarray, out: np.ndarray, rows: LoraRows, weights: Sequence[ReferenceLora | None]
+    ) -> None:
+        _check(len(weights) == len(rows.start) - 1, f"{len(weights)} adapters for {len(rows.start) - 1} groups")
+        for group, weight in enumerate(weights):
+            if weight is None:
+                continue
+            _check(
+                (out.shape[1], x.shape[1]) == weight.shape and len(x) == len(out),
+                f"lora_delta: x is {list(x.shape)}, out {list(out.shape)}, the adapter's weight {list(weight.shape)}",
+            )
+            for row in rows.rows[rows.start[group] : rows.start[group + 1]]:
+                for first, down, up, scale in weight.parts:
+                    inner = down.astype(np.float64) @ x[row].astype(np.float64) * scale
+                    out[row, first : first + len(up)] += _round(up.astype(np.float64) @ inner)
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         width = x.shape[-1]
@@ -234,11 +281,12 @@ class ReferenceOps:
         positions: np.ndarray,
         attention: AttentionBatch,
         cache: ReferenceLayerCache,
+        lora: SublayerLora | None = None,
     ) -> None:
-        run_attention_sublayer(self, sublayer, residual, positions, attention, cache)
+        run_attention_sublayer(self, sublayer, residual, positions, attention, cache, lora)
 
-    def mlp_sublayer(self, sublayer: MLPSublayer, residual: np.ndarray) -> None:
-        run_mlp_sublayer(self, sublayer, residual)
+    def mlp_sublayer(self, sublayer: MLPSublayer, residual: np.ndarray, lora: SublayerLora | None = None) -> None:
+        run_mlp_sublayer(self, sublayer, residual, lora)
 
     def copy_blocks(self, caches: Sequence[ReferenceLayerCache], pairs: Sequence[tuple[int, int]]) -> None:
         for cache in caches:

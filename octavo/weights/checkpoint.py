@@ -311,7 +311,7 @@ class GGUFCheckpoint:
         data = self._file.read(self._stored_name[name], exact_float)
         if self._architecture == "llama" and (match := re.search(r"\.([qk])_proj\.(weight|bias)$", name)):
             key = "llama.attention.head_count" if match[1] == "q" else "llama.attention.head_count_kv"
-            return _unpair_rows(data, self._num_heads(key), f"{self.path}: tensor {self._stored_name[name]!r}")
+            return unpair_rows(data, self._num_heads(key), f"{self.path}: tensor {self._stored_name[name]!r}")
         return data
 
     def release(self, names: Iterable[str]) -> None:
@@ -340,7 +340,7 @@ class GGUFCheckpoint:
         return tuple(values.ravel().tolist())
 
 
-def _unpair_rows(data: WeightData, num_heads: int, what: str) -> WeightData:
+def unpair_rows(data: WeightData, num_heads: int, what: str) -> WeightData:
     """Rows (or numbers) of q or k from GGUF's order to Hugging Face's. In each head, with half = head_dim / 2:
 
     GGUF:          0, half, 1, half + 1, 2, half + 2, ...

@@ -46,6 +46,7 @@ void test_matmul(const Kernels& kernels);
 void test_row_ops(const Kernels& kernels);
 void test_attention(const Kernels& kernels);
 void test_sublayer(const Kernels& kernels);
+void test_lora(const Kernels& kernels);
 void test_sampling(const Kernels& kernels);
 
 }  // namespace test

@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
     test::test_row_ops(*kernels);
     test::test_attention(*kernels);
     test::test_sublayer(*kernels);
+    test::test_lora(*kernels);
     test::test_sampling(*kernels);
     std::printf("%s: %d passed, %d failed\n", kernels->name, test::num_passed() - passed_before,
                 test::num_failed() - failed_before);
