@@ -21,8 +21,8 @@ size_t up_bytes(const LoraSource& source, const LoraWeight& weight) {
 // from memory for the first of them, are used often.
 constexpr int kMinRowsPerTask = 4;
 constexpr int kMaxRowsPerTask = 32;
-// Below so many multiplications the caller does them all.
-constexpr double kMinThreadedProducts = 2e5;
+// Below so many multiplications, of which few come without a number from memory, the caller does them all.
+constexpr double kMinThreadedProducts = 3e4;
 
 struct Job {
   const Kernels* kernels;
@@ -33,6 +33,7 @@ struct Job {
   ptrdiff_t out_stride;
   int row_begin, row_end;
   int rows_per_task;
+  bool are_parts_apart;  // a task takes one part of a weight: their outputs are not the same ones
 };
 
 struct Span {
@@ -48,7 +49,8 @@ Span rows_of_group(const LoraRows& rows, int group, int row_begin, int row_end) 
 int num_tasks_of(const Job& job, int group) {
   if (job.call->weights[group] == nullptr) return 0;
   const Span rows = rows_of_group(*job.call->rows, group, job.row_begin, job.row_end);
-  return static_cast<int>(rows.end - rows.begin + job.rows_per_task - 1) / job.rows_per_task;
+  const int num_chunks = static_cast<int>(rows.end - rows.begin + job.rows_per_task - 1) / job.rows_per_task;
+  return num_chunks * (job.are_parts_apart ? static_cast<int>(job.call->weights[group]->parts.size()) : 1);
 }
 
 void run_task(void* context, int index, int) {
@@ -61,6 +63,9 @@ void run_task(void* context, int index, int) {
   }
   const Span rows = rows_of_group(*job.call->rows, group, job.row_begin, job.row_end);
   const LoraWeight& weight = *job.call->weights[group];
+  const int num_parts = static_cast<int>(weight.parts.size());
+  const int part = job.are_parts_apart ? index % num_parts : 0;
+  if (job.are_parts_apart) index /= num_parts;
   LoraTask task{};
   task.x = job.x;
   task.x_stride = job.x_stride;
@@ -71,8 +76,8 @@ void run_task(void* context, int index, int) {
   task.first_row = job.row_begin;
   task.kind = weight.kind;
   task.num_inputs = weight.num_inputs;
-  task.parts = weight.parts.data();
-  task.num_parts = static_cast<int>(weight.parts.size());
+  task.parts = weight.parts.data() + part;
+  task.num_parts = job.are_parts_apart ? 1 : num_parts;
   job.kernels->lora_delta(task);
 }
 
@@ -116,7 +121,7 @@ bool has_rows(const LoraRows& rows, int row_begin, int row_end) {
 
 void add_lora(Workers& workers, const Kernels& kernels, const LoraCall& call, const float* x, ptrdiff_t x_stride,
               float* out, ptrdiff_t out_stride, int row_begin, int row_end) {
-  Job job{&kernels, &call, x, x_stride, out, out_stride, row_begin, row_end, kMinRowsPerTask};
+  Job job{&kernels, &call, x, x_stride, out, out_stride, row_begin, row_end, kMinRowsPerTask, false};
   int num_rows = 0;
   double num_products = 0.0;
   for (int group = 0; group < call.rows->num_groups; ++group) {
@@ -132,8 +137,16 @@ void add_lora(Workers& workers, const Kernels& kernels, const LoraCall& call, co
   if (num_rows == 0) return;
   const int fair_share = num_rows / (2 * workers.pool.num_threads());
   job.rows_per_task = std::min(std::max(fair_share, kMinRowsPerTask), kMaxRowsPerTask);
-  int num_tasks = 0;
-  for (int group = 0; group < call.rows->num_groups; ++group) num_tasks += num_tasks_of(job, group);
+  const auto count_tasks = [&] {
+    int count = 0;
+    for (int group = 0; group < call.rows->num_groups; ++group) count += num_tasks_of(job, group);
+    return count;
+  };
+  int num_tasks = count_tasks();
+  if (num_tasks < 2 * workers.pool.num_threads()) {
+    job.are_parts_apart = true;
+    num_tasks = count_tasks();
+  }
   const Workers::Lock lock(workers.busy);
   if (num_products < kMinThreadedProducts || num_tasks == 1) {
     for (int index = 0; index < num_tasks; ++index) run_task(&job, index, 0);
