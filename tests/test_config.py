@@ -426,3 +426,40 @@ def test_a_quantization_that_does_not_suit_the_checkpoint_is_refused(
     error = refusal(facts, quantization=asked)
     assert error.option == "--quantization"
     assert re.search(message, str(error)), str(error)
+
+
+# --- LoRA -----------------------------------------------------------------------------------------------------
+
+
+def test_room_is_kept_for_the_adapters_that_may_be_in_memory() -> None:
+    facts = dataclasses.replace(SMOLLM2, lora_elements_per_rank=305_280)
+    config = resolve(facts, enable_lora=True, max_loras=3, max_lora_rank=16, max_cpu_loras=100)
+    assert (config.enable_lora, config.max_loras, config.max_lora_rank, config.max_cpu_loras) == (True, 3, 16, 100)
+    assert config.ledger.get_bytes("LoRA adapters") == 100 * 305_280 * 16 * 2
+    assert resolve(facts, enable_lora=True, dtype="float32").ledger.get_bytes("LoRA adapters") == 8 * 305_280 * 64 * 4
+    without = resolve(facts)
+    assert "LoRA adapters" not in [row.name for row in without.ledger.rows]
+    assert (without.enable_lora, without.max_loras) == (False, 0)
+
+
+def test_adapters_take_from_the_cache_and_are_named_when_nothing_is_left() -> None:
+    facts = dataclasses.replace(SMOLLM2, lora_elements_per_rank=305_280)
+    typed = {"gpu_memory_utilization": 0.3, "enable_lora": True}
+    few, many = (resolve(facts, machine=SMALL, max_cpu_loras=count, **typed) for count in (8, 9))
+    assert few.core.num_blocks > many.core.num_blocks
+    assert "LoRA adapters (" in str(refusal(facts, machine=SMALL, max_cpu_loras=100, **typed))
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ({"max_loras": 4}, "--enable-lora"),
+        ({"max_lora_rank": 8}, "--enable-lora"),
+        ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3}, "use at least 4, or --max-loras 3"),
+        ({"enable_lora": True, "max_cpu_loras": 7}, "use at least 8"),
+        ({"enable_lora": True, "max_lora_rank": 513}, "between 1 and 512"),
+        ({"enable_lora": "yes"}, "true or false"),
+    ],
+)
+def test_lora_options_that_cannot_be_are_refused(args: dict[str, Any], named: str) -> None:
+    assert named in str(refusal(**args))

@@ -143,7 +143,7 @@ def test_a_file_from_elsewhere_is_answered_likewise(tmp_path: Path) -> None:
         ("gpu_memory_utilisation", "did you mean gpu_memory_utilization?"),
         ("n_ctx", "here it is max_model_len."),
         ("n_gpu_layers", "no GPU backend"),
-        ("enable_lora", "adapters are not there yet"),
+        ("fully_sharded_loras", "adapters are not there yet"),
         ("zap", "Known are block_size"),
     ],
 )
