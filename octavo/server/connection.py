@@ -29,6 +29,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
+        self.url = b""  # the base class sets it only when a request begins
         self._head_timer: asyncio.TimerHandle | None = None  # while a head is awaited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -50,12 +51,16 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         # What came before was head and nothing else; of this piece the parser has yet to say where the head ends.
         if self._head_timer is not None and self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"The request line and headers have more than {MAX_HEAD_BYTES} bytes; send less.")
+            self._refuse_long_head()
             return
         self._num_head_bytes += len(data)
         super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
+        # A head may arrive whole, and of its target the parser itself takes no more than this.
+        if len(self.url) >= MAX_HEAD_BYTES:
+            self._refuse_long_head()
+            return
         self._refuse(400, "This is not a valid HTTP/1.1 request; is the address right, with http and not https?")
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -70,6 +75,9 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _refuse_long_head(self) -> None:
+        self._refuse(431, f"The request line and headers have more than {MAX_HEAD_BYTES} bytes; send less.")
 
     def _refuse(self, status: int, message: str) -> None:
         self._stop_waiting()

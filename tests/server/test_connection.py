@@ -65,6 +65,14 @@ async def test_a_head_without_end_is_refused_while_it_arrives(serving: Serving, 
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_a_long_request_line_is_told_as_that(serving: Serving) -> None:
+    async with serving(FakeEngine()) as client:
+        sent = b"GET /" + b"a" * (2 * MAX_HEAD_BYTES) + b" HTTP/1.1\r\n\r\n"
+        status, error = await answer_to(client.base_url.port or 0, sent)
+        assert status == 431
+        assert str(MAX_HEAD_BYTES) in error["message"]
+
+
 async def test_a_head_that_does_not_come_ends_the_connection(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "head_timeout_s", 0.05)
     async with serving(FakeEngine()) as client:
