@@ -134,3 +134,11 @@ class UnsupportedModelError(ModelLoadError):
 
 class ShapeError(OctavoError):
     pass
+
+
+# What a sequence ends with when its request left it no token: the one failure in the engine that is the client's fault.
+# A failure crosses the process boundary as its sentence, so the server knows this one by it.
+NO_ALLOWED_TOKEN = (
+    "No token of allowed_token_ids can go on with the text that the grammar asks for; "
+    "allow the tokens that it needs, or leave one of them out."
+)

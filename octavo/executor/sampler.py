@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo.core.interfaces import ModelRunnerOutput, ScheduledSequence, SchedulerOutput, TokenLogprobs
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import RequestFailedError
+from octavo.errors import NO_ALLOWED_TOKEN, RequestFailedError
 from octavo.ops.interface import Array, Ops, PenaltyRows, SampledRows, SamplingBatch
 
 _MASK = 2**64 - 1
@@ -248,7 +248,7 @@ class Sampler:
             else:
                 mask &= allowed
                 if not mask.any():
-                    return "No token of allowed_token_ids can go on with the text that the grammar asks for."
+                    return NO_ALLOWED_TOKEN
         _exclude(mask, sequence.banned_token_ids)
         _exclude(mask, _find_bad_ends(sequence))
         return None

@@ -13,7 +13,7 @@ from octavo.core.interfaces import GrammarSpec
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.beam_search import BeamSearchParams
 from octavo.engine.outputs import CompletionDelta
-from octavo.errors import EngineDeadError, RequestFailedError
+from octavo.errors import NO_ALLOWED_TOKEN, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.server.api import ServingEngine
 
 
@@ -188,6 +188,8 @@ async def _put_prompt_logprobs_first(
 
 
 def _raise_failure(delta: CompletionDelta) -> None:
+    if delta.finish_reason == "error" and delta.error == NO_ALLOWED_TOKEN:
+        raise InvalidRequestError(NO_ALLOWED_TOKEN, param="allowed_token_ids", code="conflicting_constraints")
     if delta.finish_reason == "error":
         raise RequestFailedError(delta.error or "The engine could not finish this request; try again.")
     if delta.finish_reason == "abort":

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.core.interfaces import ScheduledSequence, SchedulerOutput
 from octavo.core.sampling_params import SamplingParams
+from octavo.errors import NO_ALLOWED_TOKEN
 from octavo.executor.sampler import Sampler, random_numbers
 from octavo.ops.reference import ReferenceOps
 from tests.fakes import FakeGrammar
@@ -328,7 +329,7 @@ def test_nothing_but_the_allowed_tokens_is_sampled() -> None:
         output = sampler.sample(logits_of(4, seed), plan)
         assert output.token_ids[1] in (0, 15)
         assert output.token_ids[2] == 4
-        assert "allowed_token_ids" in output.failures[3]
+        assert output.failures[3] == NO_ALLOWED_TOKEN
         assert output.token_ids[4] == 9
     sampler.drop([1, 2, 3, 4])
     assert sampler.num_kept_sequences == 0

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.core.interfaces import TokenLogprobs
 from octavo.engine.outputs import CompletionDelta
-from octavo.errors import EngineDeadError, OverloadedError
+from octavo.errors import NO_ALLOWED_TOKEN, EngineDeadError, OverloadedError
 from tests.server.conftest import CREATED, Serving
 from tests.server.fake_engine import FakeEngine, FakeInfo, say
 from tests.server.sse import read_events
@@ -234,6 +234,20 @@ async def test_a_fault_before_the_first_token_has_its_status(serving: Serving, i
         assert answer.json()["error"]["message"]
         assert "secret" not in answer.text
         assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+async def test_fields_that_contradict_each_other_are_the_requests_fault(serving: Serving) -> None:
+    """Only while generating does it turn out that no allowed token goes on with the grammar's text."""
+    fault = CompletionDelta(index=0, finish_reason="error", error=NO_ALLOWED_TOKEN, is_final=True)
+    begun = CompletionDelta(index=0, text="a", token_ids=[1])
+    async with serving(FakeEngine(lambda params: [begun, fault])) as client:
+        answer = await client.post(PATH, json={"messages": HI})
+        events = read_events(await client.post(PATH, json={"messages": HI, "stream": True}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == NO_ALLOWED_TOKEN
+    for error in (answer.json()["error"], events[-1]["error"]):
+        assert (error["type"], error["param"]) == ("invalid_request_error", "allowed_token_ids")
+        assert error["code"] == "conflicting_constraints"
 
 
 async def test_an_engine_that_stops_short_is_an_error_not_a_short_answer(serving: Serving) -> None:
