@@ -1,6 +1,7 @@
 """`octavo chat`: a conversation in the terminal, with a model in this process or with a running server.
 
-With stdin from a pipe, each line is a turn and only the answers are printed.
+With stdin from a pipe, each line is a turn and only the answers are printed. On a terminal they come
+with a server's reasoning before them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from octavo.cli import model_options as options
 from octavo.cli.cells import wrap_words
 from octavo.cli.model_options import MaybeInt, MaybeStr
 from octavo.cli.quantities import parse_quantity
+from octavo.cli.reasoning import DIM, PLAIN, Reasoning
 from octavo.cli.sampling_options import MinPOption, RequestSeedOption, TemperatureOption, TopKOption, TopPOption
 from octavo.errors import ClientError, ConfigError, ServerError
 
@@ -37,7 +39,7 @@ class Partner(Protocol):
     def model(self) -> str: ...
 
     def answer(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> AsyncGenerator[str, None]:
-        """The answer's text as it comes. Raises ClientError, ServerError."""
+        """The answer's text as it comes, and `Reasoning` before it. Raises ClientError, ServerError."""
 
 
 def chat(
@@ -184,15 +186,30 @@ async def converse(partner: Partner, params: SamplingParams, system: str | None,
 
 
 async def _answer(partner: Partner, messages: list[dict[str, Any]], params: SamplingParams) -> str:
-    """Print the answer as it comes. Ctrl-C ends it; what was said until then stays part of the conversation."""
+    """Print the answer as it comes. Ctrl-C ends it; what was said until then stays part of the conversation.
+
+    Reasoning is shown dimmed, on a terminal only, with an empty line before the answer.
+    """
     import asyncio
     import signal
 
     pieces: list[str] = []
+    is_terminal = sys.stdout.isatty()
 
     async def write() -> None:
+        is_reasoning = False
         async with aclosing(partner.answer(messages, params)) as answer:
             async for piece in answer:
+                if isinstance(piece, Reasoning):
+                    if is_terminal:
+                        is_reasoning = True
+                        # Each piece is put back to plain: Ctrl-C may come after any of them.
+                        sys.stdout.write(f"{DIM}{piece}{PLAIN}")
+                        sys.stdout.flush()
+                    continue
+                if is_reasoning:
+                    is_reasoning = False
+                    sys.stdout.write("\n\n")
                 pieces.append(piece)
                 sys.stdout.write(piece)
                 sys.stdout.flush()

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from octavo import __version__
+from octavo.cli.reasoning import Reasoning
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import AuthenticationError, ConfigError, InvalidRequestError, RequestFailedError
 
@@ -30,7 +31,7 @@ class RemoteSession:
         self.model = model
 
     async def answer(self, messages: Sequence[dict[str, Any]], params: SamplingParams) -> AsyncGenerator[str, None]:
-        """The answer's text as it comes. Closing it leaves the connection, which aborts the answer at the server.
+        """The answer's text as it comes, and `Reasoning` before it. Closing it aborts the answer at the server.
 
         Raises ClientError, RequestFailedError.
         """
@@ -60,7 +61,7 @@ class RemoteSession:
         try:
             with open_url(f"{self._base_url}/chat/completions", self._api_key, body, _READ_TIMEOUT_S) as response:
                 is_stream = response.headers.get_content_type() == "text/event-stream"
-                for piece in read_pieces(response) if is_stream else [read_whole(response.read())]:
+                for piece in read_pieces(response) if is_stream else read_whole(response.read()):
                     if has_left():
                         return
                     if piece:
@@ -158,17 +159,23 @@ def read_pieces(lines: Iterator[bytes]) -> Iterator[str]:
             raise RequestFailedError(_message_of(event) or "The server could not finish this answer.")
         for choice in event.get("choices") or ():
             is_whole = is_whole or bool(choice.get("finish_reason"))
-            yield (choice.get("delta") or {}).get("content") or ""
+            yield from _read_texts(choice.get("delta") or {})
     if not is_whole:
         raise RequestFailedError("The server closed the connection in the middle of its answer.")
 
 
-def read_whole(content: bytes) -> str:
-    """The text of an answer that came in one piece."""
+def read_whole(content: bytes) -> list[str]:
+    """The texts of an answer that came in one piece."""
     try:
-        return str(json.loads(content)["choices"][0]["message"]["content"] or "")
-    except (ValueError, LookupError, TypeError):
+        return list(_read_texts(json.loads(content)["choices"][0]["message"]))
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestFailedError(f"The server's answer is no chat completion: {content[:80]!r}.") from None
+
+
+def _read_texts(message: dict[str, Any]) -> Iterator[str]:
+    """Of a message, or of a piece of one. Some servers call its reasoning by the shorter name, or by both."""
+    yield Reasoning(message.get("reasoning_content") or message.get("reasoning") or "")
+    yield str(message.get("content") or "")
 
 
 def _read_message(content: bytes) -> str:

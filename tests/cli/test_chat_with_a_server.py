@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from octavo.cli.remote_session import make_base_url, make_body
+from octavo.cli.chat import converse
+from octavo.cli.remote_session import RemoteSession, make_base_url, make_body
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import ConfigError
 from tests.bench.fake_server import Connection, fake_server
@@ -70,6 +73,50 @@ def send_whole(connection: Connection, body: dict[str, Any]) -> None:
 def test_a_server_that_does_not_stream_is_understood() -> None:
     with fake_server(send_whole) as server:
         assert chat("--url", server.url, turns="one\n").stdout == "in one piece\n"
+
+
+def think(connection: Connection, body: dict[str, Any]) -> None:
+    connection.start_stream()
+    for piece in ({"reasoning_content": "Let me "}, {"reasoning": "see."}, {"content": "Four"}, {"content": "."}):
+        connection.send_event({"choices": [{"index": 0, "delta": piece, "finish_reason": None}]})
+    connection.send_event(delta("", "stop"))
+    connection.end_stream()
+
+
+def think_whole(connection: Connection, body: dict[str, Any]) -> None:
+    message = {"role": "assistant", "reasoning_content": "Let me see.", "content": "Four."}
+    connection.send_json(200, {"choices": [{"message": message}]})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "thought"),
+    [
+        (think, "\x1b[2mLet me \x1b[0m\x1b[2msee.\x1b[0m"),
+        (think_whole, "\x1b[2mLet me see.\x1b[0m"),
+    ],
+)
+def test_reasoning_is_dimmed_and_no_part_of_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, thought: str
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("2 + 2?\nSure?\n"))
+    with fake_server(answer) as server:
+        partner = RemoteSession(f"{server.url}/v1", "m", None)
+        status = asyncio.run(converse(partner, SamplingParams(), None, is_interactive=False))
+    assert (status, screen.getvalue()) == (0, f"{thought}\n\nFour.\n" * 2)
+    assert server.bodies[-1]["messages"][1] == {"role": "assistant", "content": "Four."}
+
+
+@pytest.mark.parametrize("answer", [think, think_whole])
+def test_a_pipe_gets_the_answer_without_its_reasoning(answer: Any) -> None:
+    with fake_server(answer) as server:
+        assert chat("--url", server.url, turns="2 + 2?\n").stdout == "Four.\n"
 
 
 def send_error_in_stream(connection: Connection, body: dict[str, Any]) -> None:
